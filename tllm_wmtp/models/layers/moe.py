@@ -1,0 +1,99 @@
+"""Gated MLP and the mixture of experts with a shared expert."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tllm_wmtp.models.layers.derived import Derived
+
+
+class GatedMLP(nn.Module):
+    """``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class SparseMoe(nn.Module):
+    """Top-k routed experts, weights renormalised over the chosen k, plus a gated shared expert.
+
+    Experts are stored fused: ``gate_up [E, 2I, H]`` (gate first) and ``down [E, H, I]``.
+    """
+
+    #: Below this many experts every expert is computed and the unchosen ones weigh zero: two plain
+    #: GEMMs beat a gather, and the result stays differentiable in one expression.
+    DENSE_EXPERTS = 16
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        top_k: int,
+        expert_size: int,
+        shared_size: int,
+    ):
+        super().__init__()
+        self.num_experts, self.top_k, self.expert_size = num_experts, top_k, expert_size
+        self.gate = nn.Linear(hidden_size, num_experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * expert_size, hidden_size))
+        self.down = nn.Parameter(torch.empty(num_experts, hidden_size, expert_size))
+        self.shared_expert = GatedMLP(hidden_size, shared_size)
+        self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
+        self._down_flat = Derived(lambda down: down.transpose(0, 1).flatten(1).contiguous())
+        nn.init.normal_(self.gate_up, std=hidden_size**-0.5)
+        nn.init.normal_(self.down, std=expert_size**-0.5)
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Router probabilities ``[N, E]``, weights ``[N, k]`` (sum 1) and experts ``[N, k]``."""
+        probs = self.gate(x).float().softmax(-1)
+        top, experts = probs.topk(self.top_k, dim=-1)
+        return probs, (top / top.sum(-1, keepdim=True)).to(x.dtype), experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape, x = x.shape, x.reshape(-1, x.shape[-1])
+        _, weights, experts = self.route(x)
+        if self.num_experts <= self.DENSE_EXPERTS:
+            routed = self._all_experts(x, weights, experts)
+        else:
+            routed = self._chosen_experts(x, weights, experts)
+        shared = torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        return (routed + shared).view(shape)
+
+    def _all_experts(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        dense = torch.zeros(x.shape[0], self.num_experts, dtype=x.dtype, device=x.device)
+        dense = dense.scatter(1, experts, weights)
+        gate, up = (
+            F.linear(x, self.gate_up.flatten(0, 1))
+            .unflatten(-1, (self.num_experts, 2, self.expert_size))
+            .unbind(-2)
+        )
+        mixed = F.silu(gate) * up * dense.unsqueeze(-1)
+        return F.linear(mixed.flatten(1), self._down_flat(self.down))
+
+    def _chosen_experts(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows sorted by expert, one GEMM pair per expert that has any."""
+        order = experts.flatten().argsort(stable=True)
+        counts = torch.bincount(experts.flatten(), minlength=self.num_experts).tolist()
+        source = order // self.top_k
+        rows = x[source]
+        parts, begin = [], 0
+        for expert, count in enumerate(counts):
+            if count == 0:
+                continue
+            gate, up = F.linear(rows[begin : begin + count], self.gate_up[expert]).chunk(2, -1)
+            parts.append(F.linear(F.silu(gate) * up, self.down[expert]))
+            begin += count
+        scaled = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(x).index_add_(0, source, scaled)

@@ -1,0 +1,108 @@
+"""Partial rotary position embedding, with YaRN scaling for contexts beyond the trained length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tllm_wmtp.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of the first ``rotary_dim`` of a head's dimensions.
+
+    ``scaling_factor`` 1.0 means none; otherwise YaRN (arXiv 2309.00071) on
+    ``original_max_positions``.
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling_factor: float = 1.0
+    original_max_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+    @classmethod
+    def from_hf(cls, text: dict, head_dim: int) -> RopeConfig:
+        """Reads ``rope_parameters`` (current layout) or ``rope_theta`` + ``rope_scaling`` (older)."""
+        rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        theta = float(rope.get("rope_theta", text.get("rope_theta", 10000.0)))
+        partial = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
+        rotary_dim = int(head_dim * float(partial))
+        if kind in ("default", "mrope"):
+            return cls(theta, rotary_dim)
+        if kind != "yarn":
+            raise CheckpointError(
+                f"rope_type {kind!r}",
+                "only 'default' and 'yarn' rotary embeddings are supported",
+                "use a checkpoint with one of these",
+            )
+        original = int(
+            rope.get("original_max_position_embeddings") or text["max_position_embeddings"]
+        )
+        return cls(
+            theta,
+            rotary_dim,
+            float(rope["factor"]),
+            original,
+            float(rope.get("beta_fast") or 32.0),
+            float(rope.get("beta_slow") or 1.0),
+            rope.get("attention_factor"),
+        )
+
+    def inverse_frequencies(self) -> torch.Tensor:
+        """Angular frequency of each pair, float32 ``[rotary_dim / 2]``, radians per position."""
+        exponent = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
+        plain = 1.0 / (self.theta**exponent)
+        if self.scaling_factor == 1.0:
+            return plain
+
+        def dim_of(rotations: float) -> float:
+            length = self.original_max_positions / (rotations * 2 * math.pi)
+            return self.rotary_dim * math.log(length) / (2 * math.log(self.theta))
+
+        low = max(math.floor(dim_of(self.beta_fast)), 0)
+        high = min(math.ceil(dim_of(self.beta_slow)), self.rotary_dim - 1)
+        ramp = (torch.arange(self.rotary_dim // 2, dtype=torch.float32) - low) / max(
+            high - low, 0.001
+        )
+        keep = 1.0 - ramp.clamp(0, 1)
+        return plain / self.scaling_factor * (1 - keep) + plain * keep
+
+    def magnitude(self) -> float:
+        """Factor on cos and sin (YaRN's attention temperature)."""
+        if self.scaling_factor == 1.0:
+            return 1.0
+        if self.attention_factor is not None:
+            return float(self.attention_factor)
+        return 0.1 * math.log(self.scaling_factor) + 1.0
+
+
+class Rope(nn.Module):
+    """Rotates ``x [..., heads, head_dim]`` by ``positions [...]``."""
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, config: RopeConfig):
+        super().__init__()
+        self.config = config
+        self.register_buffer("inv_freq", config.inverse_frequencies(), persistent=False)
+
+    def table(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin ``[..., 1, rotary_dim / 2]`` of integer ``positions [...]``."""
+        angle = (positions.to(torch.float32).unsqueeze(-1) * self.inv_freq).unsqueeze(-2)
+        scale = self.config.magnitude()
+        return (angle.cos() * scale).to(dtype), (angle.sin() * scale).to(dtype)
+
+    @staticmethod
+    def rotate(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        cos, sin = table
+        half = cos.shape[-1]
+        first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

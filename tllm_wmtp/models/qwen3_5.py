@@ -1,0 +1,291 @@
+"""Qwen3.5 / 3.6 / 3-Next text models, dense and MoE, and their built-in MTP head.
+
+The target is a stack of Gated DeltaNet and gated full-attention layers; the MTP head is one more
+full-attention block fed by ``fc([norm_e(embedding of token p+1), norm_h(hidden of position p)])``.
+Row p of the head predicts token p+2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from tllm_wmtp.errors import CheckpointError
+from tllm_wmtp.models.layers.attention import Attend, GatedAttention
+from tllm_wmtp.models.layers.gated_delta import DeltaStates, GatedDeltaNet
+from tllm_wmtp.models.layers.moe import GatedMLP, SparseMoe
+from tllm_wmtp.models.layers.norm import RMSNorm
+from tllm_wmtp.models.layers.rope import Rope, RopeConfig
+
+FULL, LINEAR = "full_attention", "linear_attention"
+
+
+@dataclass(frozen=True)
+class Qwen3_5Config:
+    """The fields of a Hugging Face ``config.json`` that the computation depends on."""
+
+    vocab_size: int
+    hidden_size: int
+    layer_types: tuple[str, ...]
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    attention_bias: bool
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    mtp_num_hidden_layers: int
+    eos_token_ids: tuple[int, ...]
+    intermediate_size: int = 0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    shared_expert_intermediate_size: int = 0
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> Qwen3_5Config:
+        """Reads a parsed ``config.json``, text-only or multimodal (``text_config``)."""
+        text = dict(config.get("text_config") or config)
+
+        def need(key: str) -> Any:
+            if text.get(key) is None:
+                raise CheckpointError(
+                    f"config.json lacks {key!r}",
+                    "every Qwen3.5 text config has it",
+                    "download the complete checkpoint",
+                )
+            return text[key]
+
+        layers = need("num_hidden_layers")
+        interval = text.get("full_attention_interval", 4)
+        types = text.get("layer_types") or [
+            LINEAR if (i + 1) % interval else FULL for i in range(layers)
+        ]
+        unknown = sorted(set(types) - {FULL, LINEAR})
+        if unknown or len(types) != layers:
+            raise CheckpointError(
+                f"layer_types {unknown or len(types)}",
+                f"{layers} layers of {LINEAR!r} or {FULL!r} are expected",
+                "use a checkpoint of the Qwen3.5 family",
+            )
+        eos = text.get("eos_token_id", config.get("eos_token_id"))
+        eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+        heads, hidden = need("num_attention_heads"), need("hidden_size")
+        head_dim = text.get("head_dim") or hidden // heads
+        experts = int(text.get("num_experts") or 0)
+        return cls(
+            vocab_size=need("vocab_size"),
+            hidden_size=hidden,
+            layer_types=tuple(types),
+            num_attention_heads=heads,
+            num_key_value_heads=need("num_key_value_heads"),
+            head_dim=head_dim,
+            linear_num_key_heads=need("linear_num_key_heads"),
+            linear_num_value_heads=need("linear_num_value_heads"),
+            linear_key_head_dim=need("linear_key_head_dim"),
+            linear_value_head_dim=need("linear_value_head_dim"),
+            linear_conv_kernel_dim=need("linear_conv_kernel_dim"),
+            rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
+            rope=RopeConfig.from_hf(text, head_dim),
+            attention_bias=bool(text.get("attention_bias", False)),
+            max_position_embeddings=need("max_position_embeddings"),
+            tie_word_embeddings=bool(
+                text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+            ),
+            mtp_num_hidden_layers=int(
+                text.get("mtp_num_hidden_layers") or config.get("mtp_num_hidden_layers") or 1
+            ),
+            eos_token_ids=eos_ids,
+            intermediate_size=0 if experts else need("intermediate_size"),
+            num_experts=experts,
+            num_experts_per_tok=need("num_experts_per_tok") if experts else 0,
+            moe_intermediate_size=need("moe_intermediate_size") if experts else 0,
+            shared_expert_intermediate_size=(
+                need("shared_expert_intermediate_size") if experts else 0
+            ),
+        )
+
+
+class TargetStates(Protocol):
+    """State of one forward of the target: who owns the keys and the recurrent states."""
+
+    def attention(self, layer: int) -> Attend: ...
+
+    def recurrent(self, layer: int) -> DeltaStates: ...
+
+
+def _feed_forward(config: Qwen3_5Config) -> nn.Module:
+    if not config.num_experts:
+        return GatedMLP(config.hidden_size, config.intermediate_size)
+    return SparseMoe(
+        config.hidden_size,
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        config.shared_expert_intermediate_size,
+    )
+
+
+class AttentionBlock(nn.Module):
+    """Full attention and feed-forward, each behind a norm and a residual."""
+
+    def __init__(self, config: Qwen3_5Config, rope: Rope):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = GatedAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.rms_norm_eps,
+            rope,
+            config.attention_bias,
+        )
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = _feed_forward(config)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        mixed = self.self_attn(self.input_layernorm(x), positions, attend, rows)
+        x = (x if rows is None else x.index_select(-2, rows)) + mixed
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class RecurrentBlock(nn.Module):
+    """Gated DeltaNet and feed-forward, each behind a norm and a residual."""
+
+    def __init__(self, config: Qwen3_5Config):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.linear_attn = GatedDeltaNet(
+            config.hidden_size,
+            config.linear_num_key_heads,
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+            config.linear_conv_kernel_dim,
+            config.rms_norm_eps,
+        )
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = _feed_forward(config)
+
+    def forward(self, x: torch.Tensor, states: DeltaStates) -> torch.Tensor:
+        x = x + self.linear_attn(self.input_layernorm(x), states)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Qwen3_5Target(nn.Module):
+    """The text model: token ids to final hidden states to logits."""
+
+    def __init__(self, config: Qwen3_5Config):
+        super().__init__()
+        self.config = config
+        self.rope = Rope(config.rope)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            AttentionBlock(config, self.rope) if kind == FULL else RecurrentBlock(config)
+            for kind in config.layer_types
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    @property
+    def prunable(self) -> bool:
+        """Whether the last layer is full attention, so unread rows of it can be left out."""
+        return self.config.layer_types[-1] == FULL
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        states: TargetStates,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states after the final norm.
+
+        Args:
+            ids, positions: ``[B, T]``.
+            states: owner of keys and recurrent states.
+            rows: indices into T whose hidden states are read; the last layer computes queries,
+                output and feed-forward for these only (exact when it is full attention, because
+                nothing after it mixes rows). All rows when None.
+
+        Returns:
+            ``[B, T or len(rows), H]``.
+        """
+        x = self.embed_tokens(ids)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, RecurrentBlock):
+                x = layer(x, states.recurrent(index))
+            else:
+                x = layer(
+                    x, positions, states.attention(index), rows if index == last else None
+                )
+        if rows is not None and not self.prunable:
+            x = x.index_select(1, rows)
+        return self.norm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., vocab]`` of hidden states after the final norm ``[..., H]``."""
+        return self.lm_head(hidden)
+
+
+class Qwen3_5MtpHead(nn.Module):
+    """The built-in draft head. It shares the target's embedding and lm_head."""
+
+    def __init__(self, config: Qwen3_5Config, rope: Rope):
+        super().__init__()
+        self.pre_fc_norm_embedding = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.pre_fc_norm_hidden = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([AttentionBlock(config, rope)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def fuse(self, embedding: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Block input ``[..., H]`` of the embeddings of tokens p+1 and the hidden states of p."""
+        return self.fc(
+            torch.cat((self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden)), -1)
+        )
+
+    def forward(
+        self,
+        embedding: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Normed output ``[N or len(rows), H]``: input of lm_head and ``hidden`` of row p+1."""
+        x = self.fuse(embedding, hidden)
+        return self.norm(self.layers[0](x, positions, attend, rows))
+
+    def store(
+        self,
+        embedding: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of rows whose output nobody reads (prefill)."""
+        block = self.layers[0]
+        x = block.input_layernorm(self.fuse(embedding, hidden))
+        return block.self_attn.keys_values(x, block.self_attn._rope[0].table(positions, x.dtype))
+
+
+
