@@ -1,0 +1,1 @@
+"""A small synthetic language and its tokenizer, for the demonstration model."""
