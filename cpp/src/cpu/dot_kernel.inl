@@ -1,0 +1,173 @@
+// bfloat16 queries on a bfloat16 cache with AVX-512 BF16: each multiply-add takes two neighbouring head dimensions
+// (scores) or two neighbouring keys (values). Products are exact in float32; weights are rounded to bfloat16, as every
+// bfloat16 attention does. Included inside an anonymous namespace after block_kernel.inl.
+
+inline __m512 dot_pairs(__m512 acc, __m512i a, __m512i b)
+{
+    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+struct DotMath
+{
+    using Query = uint16_t;
+    int32_t const* kt; //!< [head_dim / 2, kBlockKeys] pairs of dimensions
+    int32_t const* vp; //!< [kBlockKeys / 2, padded_dim] pairs of keys
+    float* s;          //!< scores
+    int32_t* weights;  //!< [rows, kBlockKeys / 2] pairs of keys
+
+    template <int kRows>
+    void scores(Query const* q, int head_dim) const
+    {
+        int32_t const* const pairs = reinterpret_cast<int32_t const*>(q);
+        int const n_pairs = head_dim / 2;
+        __m512 acc[kRows][kTileVectors];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+        {
+#pragma GCC unroll 4
+            for (int i = 0; i < kTileVectors; ++i)
+            {
+                acc[r][i] = _mm512_setzero_ps();
+            }
+        }
+        for (int d = 0; d < n_pairs; ++d)
+        {
+            __m512i k[kTileVectors];
+#pragma GCC unroll 4
+            for (int i = 0; i < kTileVectors; ++i)
+            {
+                k[i] = _mm512_loadu_si512(kt + d * kBlockKeys + i * kLanes);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r)
+            {
+                __m512i const query = _mm512_set1_epi32(pairs[r * n_pairs + d]);
+#pragma GCC unroll 4
+                for (int i = 0; i < kTileVectors; ++i)
+                {
+                    acc[r][i] = dot_pairs(acc[r][i], query, k[i]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+        {
+#pragma GCC unroll 4
+            for (int i = 0; i < kTileVectors; ++i)
+            {
+                store(s + r * kBlockKeys + i * kLanes, acc[r][i]);
+            }
+        }
+    }
+
+    void weights_ready(int r) const
+    {
+        for (int i = 0; i < kBlockKeys; i += 2 * kLanes)
+        {
+            float const* const row = s + r * kBlockKeys + i;
+            __m512bh const pairs = _mm512_cvtne2ps_pbh(load(row + kLanes), load(row));
+            _mm512_storeu_si512(weights + r * (kBlockKeys / 2) + i / 2, reinterpret_cast<__m512i>(pairs));
+        }
+    }
+
+    template <int kRows, int kVectors>
+    void values_slice(int n_pairs, int d, float const* correction, float* out, int stride) const
+    {
+        __m512 acc[kRows][kVectors];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+        {
+#pragma GCC unroll 4
+            for (int i = 0; i < kVectors; ++i)
+            {
+                acc[r][i] = load(out + r * stride + d + i * kLanes) * set1(correction[r]);
+            }
+        }
+        for (int pair = 0; pair < n_pairs; ++pair)
+        {
+            __m512i v[kVectors];
+#pragma GCC unroll 4
+            for (int i = 0; i < kVectors; ++i)
+            {
+                v[i] = _mm512_loadu_si512(vp + pair * stride + d + i * kLanes);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r)
+            {
+                __m512i const weight = _mm512_set1_epi32(weights[r * (kBlockKeys / 2) + pair]);
+#pragma GCC unroll 4
+                for (int i = 0; i < kVectors; ++i)
+                {
+                    acc[r][i] = dot_pairs(acc[r][i], weight, v[i]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+        {
+#pragma GCC unroll 4
+            for (int i = 0; i < kVectors; ++i)
+            {
+                store(out + r * stride + d + i * kLanes, acc[r][i]);
+            }
+        }
+    }
+
+    template <int kRows>
+    void weighted_values(int n_keys, float const* correction, float* out, int stride) const
+    {
+        int const n_pairs = (n_keys + 1) / 2;
+        int d = 0;
+        for (; d + kTileVectors * kLanes <= stride; d += kTileVectors * kLanes)
+        {
+            values_slice<kRows, kTileVectors>(n_pairs, d, correction, out, stride);
+        }
+        for (; d < stride; d += kLanes)
+        {
+            values_slice<kRows, 1>(n_pairs, d, correction, out, stride);
+        }
+    }
+};
+
+//! vp[pair][d] <- (V[2 pair][d], V[2 pair + 1][d]), zero padded.
+inline void pack_value_pairs(BlockTask const& task, int stride, int32_t* vp)
+{
+    __m512i const low_halves = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
+        6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    __m512i const high_halves = _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55,
+        23, 54, 22, 53, 21, 52, 20, 51, 19, 50, 18, 49, 17, 48, 16);
+    int const head_dim = task.head_dim;
+    for (int key = 0; key < task.n_keys; key += 2)
+    {
+        char const* const even = static_cast<char const*>(task.v_rows[key]) + task.head_offset_bytes;
+        char const* const odd = static_cast<char const*>(task.v_rows[key + 1]) + task.head_offset_bytes;
+        int32_t* const out = vp + key / 2 * stride;
+        for (int d = 0; d < head_dim; d += 32)
+        {
+            int const left = head_dim - d;
+            __mmask32 const inside = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+            __m512i const a = _mm512_maskz_loadu_epi16(inside, even + 2 * d);
+            __m512i const b = _mm512_maskz_loadu_epi16(inside, odd + 2 * d);
+            _mm512_storeu_si512(out + d, _mm512_permutex2var_epi16(a, low_halves, b));
+            if (left > 16)
+            {
+                _mm512_storeu_si512(out + d + 16, _mm512_permutex2var_epi16(a, high_halves, b));
+            }
+        }
+    }
+}
+
+inline void attend_bf16_dot(BlockTask const& task)
+{
+    int const head_dim = task.head_dim;
+    int const stride = padded_dim(head_dim);
+    int32_t* const kt = static_cast<int32_t*>(task.scratch);
+    int32_t* const vp = kt + kBlockKeys / 2 * head_dim;
+    float* const s = reinterpret_cast<float*>(vp + kBlockKeys / 2 * stride);
+    int32_t* const weights = reinterpret_cast<int32_t*>(s + kMaxTileRows * kBlockKeys);
+    prefetch_next(task, head_dim * 2);
+    pack_words(task.k_rows, task.head_offset_bytes, head_dim / 2,
+        [kt](int word, int key, __m512i column) { _mm512_storeu_si512(kt + word * kBlockKeys + key, column); });
+    pack_value_pairs(task, stride, vp);
+    all_tiles(task, DotMath{kt, vp, s, weights});
+}

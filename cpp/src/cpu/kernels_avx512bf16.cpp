@@ -1,0 +1,20 @@
+#include "kernels.hpp"
+
+#include <immintrin.h>
+
+namespace wmtp::cpu
+{
+namespace
+{
+#include "bf16.inl"
+#include "simd_avx512.inl"
+// Order matters: each file uses the one before.
+#include "block_kernel.inl"
+#include "dot_kernel.inl"
+#include "gated_delta.inl"
+} // namespace
+
+#include "table.inl"
+KernelTable const kAvx512Bf16Kernels = WMTP_KERNEL_TABLE("avx512_bf16", true, attend_bf16_dot);
+
+} // namespace wmtp::cpu

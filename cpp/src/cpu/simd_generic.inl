@@ -1,0 +1,128 @@
+// Four lanes of portable vector code: SSE2 on x86-64, NEON on aarch64. Included inside an anonymous namespace.
+
+constexpr int kLanes = 4;
+constexpr int kTileVectors = 2;
+constexpr int kTileRows = 6;
+
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+
+inline vf load(float const* p)
+{
+    vf x;
+    __builtin_memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+inline void store(float* p, vf x)
+{
+    __builtin_memcpy(p, &x, sizeof(x));
+}
+
+inline vf set1(float x)
+{
+    return vf{x, x, x, x};
+}
+
+inline vf fma(vf a, vf b, vf c)
+{
+#if defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+inline vf max(vf a, vf b)
+{
+    return a > b ? a : b;
+}
+
+inline float hmax(vf a)
+{
+    float const lo = a[0] > a[1] ? a[0] : a[1];
+    float const hi = a[2] > a[3] ? a[2] : a[3];
+    return lo > hi ? lo : hi;
+}
+
+inline float hsum(vf a)
+{
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+//! Lanes whose bit is clear become `fill`.
+inline vf select_bits(uint64_t bits, vf a, float fill)
+{
+    vf out = a;
+    for (int i = 0; i < kLanes; ++i)
+    {
+        out[i] = (bits >> i & 1) != 0 ? a[i] : fill;
+    }
+    return out;
+}
+
+inline vf round_nearest(vf x)
+{
+    vf const magic = set1(12582912.0F); // 1.5 * 2^23: adding it leaves no fraction bits
+    return (x + magic) - magic;
+}
+
+//! x * 2^n for integral n >= -126.
+inline vf scale_by_exponent(vf x, vf n)
+{
+    vi const exponent = (__builtin_convertvector(n, vi) + 127) << 23;
+    vf factor;
+    __builtin_memcpy(&factor, &exponent, sizeof(factor));
+    return x * factor;
+}
+
+inline vf zero_below(vf x, vf value, float limit)
+{
+    return x < set1(limit) ? set1(0.0F) : value;
+}
+
+inline vf load_bf16(uint16_t const* p)
+{
+    vi bits;
+    for (int i = 0; i < kLanes; ++i)
+    {
+        bits[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+    }
+    vf x;
+    __builtin_memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+inline void prefetch(char const* p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
+//! kt[d][key] <- K[key][d].
+inline void pack_keys_f32(void const* const* rows, size_t offset, int head_dim, float* kt)
+{
+    for (int key = 0; key < kBlockKeys; ++key)
+    {
+        float const* row = reinterpret_cast<float const*>(static_cast<char const*>(rows[key]) + offset);
+        for (int d = 0; d < head_dim; ++d)
+        {
+            kt[d * kBlockKeys + key] = row[d];
+        }
+    }
+}
+
+inline void pack_keys_bf16(void const* const* rows, size_t offset, int head_dim, float* kt)
+{
+    for (int key = 0; key < kBlockKeys; ++key)
+    {
+        uint16_t const* row = reinterpret_cast<uint16_t const*>(static_cast<char const*>(rows[key]) + offset);
+        for (int d = 0; d < head_dim; d += kLanes)
+        {
+            vf const x = load_bf16(row + d);
+            for (int i = 0; i < kLanes; ++i)
+            {
+                kt[(d + i) * kBlockKeys + key] = x[i];
+            }
+        }
+    }
+}
