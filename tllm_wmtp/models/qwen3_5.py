@@ -1,4 +1,4 @@
-"""Qwen3.5 / 3.6 / 3-Next text models, dense and MoE, and their built-in MTP head.
+"""Qwen3.5 / 3.6 text models, dense and MoE, and their built-in MTP head.
 
 The target is a stack of Gated DeltaNet and gated full-attention layers; the MTP head is one more
 full-attention block fed by ``fc([norm_e(embedding of token p+1), norm_h(hidden of position p)])``.
@@ -284,8 +284,6 @@ class Qwen3_5MtpHead(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of rows whose output nobody reads (prefill)."""
         block = self.layers[0]
+        assert isinstance(block, AttentionBlock)
         x = block.input_layernorm(self.fuse(embedding, hidden))
         return block.self_attn.keys_values(x, block.self_attn._rope[0].table(positions, x.dtype))
-
-
-

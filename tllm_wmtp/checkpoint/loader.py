@@ -1,0 +1,223 @@
+"""From a checkpoint directory to modules that hold its weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from tllm_wmtp.checkpoint.directory import CheckpointDirectory
+from tllm_wmtp.errors import CheckpointError
+from tllm_wmtp.models.layers.moe import SparseMoe
+from tllm_wmtp.models.qwen3_5 import Qwen3_5Config, Qwen3_5MtpHead, Qwen3_5Target
+from tllm_wmtp.models.registry import Family, family_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+HEAD = re.compile(r"^(?:.+\.)?mtp\.(?P<rest>.+)$")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A target, its draft head (None when not asked for) and what a request needs of the text."""
+
+    config: Qwen3_5Config
+    target: Qwen3_5Target
+    head: Qwen3_5MtpHead | None
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model(
+    path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    with_head: bool = False,
+) -> LoadedModel:
+    """Loads the target, and the MTP head when ``with_head``.
+
+    Every weight that the modules need must be there with the right shape, and every weight of the
+    text model must be known; only other modalities' weights are left out, by prefix.
+
+    Raises:
+        CheckpointError: naming the file or the tensors.
+    """
+    directory = CheckpointDirectory(path)
+    family = family_of(directory.config)
+    config = family.config(directory.config)
+    _check_head_config(directory, config, with_head)
+    target_names, head_names = _sort_names(directory, family)
+    if with_head and not head_names:
+        raise CheckpointError(
+            f"{directory.path} has no mtp.* tensors",
+            "speculation uses the checkpoint's own MTP head (mtp.fc.weight, mtp.layers.0.*, ...)",
+            "use the checkpoint that ships them, or speculation=None",
+        )
+    if config.tie_word_embeddings:
+        target_names.pop("lm_head.weight", None)
+    with torch.device("meta"):
+        target = family.target(config)
+        head = family.head(config, target.rope) if with_head else None
+    target.rope.inv_freq = config.rope.inverse_frequencies().to(device)
+    _fill(target, target_names, directory, dtype, device)
+    if config.tie_word_embeddings:
+        target.lm_head.weight = target.embed_tokens.weight
+    if head is not None:
+        _fill(head, head_names, directory, dtype, device)
+    eos = tuple(dict.fromkeys((*config.eos_token_ids, *directory.eos_token_ids())))
+    modules = (target.eval(), head and head.eval())
+    return LoadedModel(config, *modules, directory.tokenizer(), eos)
+
+
+def _check_head_config(
+    directory: CheckpointDirectory, config: Qwen3_5Config, with_head: bool
+) -> None:
+    if not with_head:
+        return
+    text = directory.config.get("text_config") or directory.config
+    if config.mtp_num_hidden_layers != 1 or text.get("mtp_use_dedicated_embeddings"):
+        raise CheckpointError(
+            f"an MTP head of {config.mtp_num_hidden_layers} layers with dedicated embeddings "
+            f"{bool(text.get('mtp_use_dedicated_embeddings'))}",
+            "the head must have one layer and share the target's embedding",
+            "use speculation=None",
+        )
+
+
+def _sort_names(
+    directory: CheckpointDirectory, family: Family
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Our name to the checkpoint's, for the target and for the head."""
+    target: dict[str, str] = {}
+    head: dict[str, str] = {}
+    for name in directory.names:
+        if name.startswith(family.ignored_prefixes):
+            continue
+        if match := HEAD.match(name):
+            sink, ours = head, match["rest"]
+        else:
+            prefix = next((p for p in family.text_prefixes if name.startswith(p)), "")
+            sink, ours = target, name[len(prefix) :]
+        for theirs, renamed in family.renames:
+            if ours.endswith(theirs):
+                ours = ours[: -len(theirs)] + renamed
+        if ours in sink:
+            raise CheckpointError(
+                f"tensors {sink[ours]} and {name}",
+                "both are the same weight of the text model",
+                "use a checkpoint that holds it once",
+            )
+        sink[ours] = name
+    return target, head
+
+
+def _fill(
+    module: nn.Module,
+    names: dict[str, str],
+    directory: CheckpointDirectory,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    """Gives every parameter of ``module`` its weight; ``names`` is used up."""
+    names = dict(names)
+    plan: list[tuple[nn.Module, str, str | list[list[str]]]] = []
+    missing = []
+    for path, owner in module.named_modules():
+        for leaf, parameter in owner.named_parameters(recurse=False):
+            ours = f"{path}.{leaf}" if path else leaf
+            source: str | list[list[str]] | None = names.pop(ours, None)
+            if source is None and isinstance(owner, SparseMoe):
+                source = _split_experts(names, path, leaf, owner.num_experts)
+            if source is not None:
+                _check_shapes(directory, source, ours, parameter)
+                plan.append((owner, leaf, source))
+            elif not _is_tied(module, ours):
+                missing.append(ours)
+    if missing:
+        raise CheckpointError(
+            f"{directory.path} lacks {_some(missing)}",
+            "every weight of the model must be there",
+            "download the complete checkpoint",
+        )
+    if names:
+        raise CheckpointError(
+            f"unknown tensors {_some(sorted(names.values()))} in {directory.path}",
+            "every weight of the text model must be known, or the output would be wrong",
+            "use a checkpoint of a supported family",
+        )
+    for owner, leaf, source in plan:
+        shape = getattr(owner, leaf).shape
+        if isinstance(source, str):
+            # A copy, not the mapping: aligned, and safe if the file is rewritten later.
+            weight = torch.empty(shape, dtype=dtype, device=device)
+            weight.copy_(directory.tensor(source))
+        else:
+            weight = _fuse(directory, source, shape, dtype, device)
+        setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+
+
+def _is_tied(module: nn.Module, ours: str) -> bool:
+    config = getattr(module, "config", None)
+    return ours == "lm_head.weight" and config is not None and config.tie_word_embeddings
+
+
+def _split_experts(
+    names: dict[str, str], path: str, leaf: str, experts: int
+) -> list[list[str]] | None:
+    """Checkpoint names per expert, in fused order, of ``gate_up`` or ``down``, if all are there."""
+    parts = {"gate_up": ("gate", "up"), "down": ("down",)}.get(leaf)
+    if parts is None:
+        return None
+    ours = [
+        [f"{path}.experts.{expert}.{part}_proj.weight" for part in parts]
+        for expert in range(experts)
+    ]
+    if any(name not in names for row in ours for name in row):
+        return None
+    return [[names.pop(name) for name in row] for row in ours]
+
+
+def _check_shapes(
+    directory: CheckpointDirectory,
+    source: str | list[list[str]],
+    ours: str,
+    parameter: torch.Tensor,
+) -> None:
+    expected = tuple(parameter.shape)
+    if isinstance(source, str):
+        pairs = [(source, expected)]
+    else:
+        part = (expected[1] // len(source[0]), expected[2])
+        pairs = [(name, part) for row in source for name in row]
+    for name, shape in pairs:
+        if directory.shape(name) != shape:
+            raise CheckpointError(
+                f"tensor {name} of shape {list(directory.shape(name))}",
+                f"config.json makes {ours} {list(shape)}",
+                "use the config.json that belongs to these weights",
+            )
+
+
+def _fuse(
+    directory: CheckpointDirectory,
+    source: list[list[str]],
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: str,
+) -> torch.Tensor:
+    """``[experts, parts * rows, columns]`` from one tensor per expert and part."""
+    fused = torch.empty(shape, dtype=dtype, device=device)
+    for expert, row in zip(fused, source, strict=True):
+        for target, name in zip(expert.chunk(len(row)), row, strict=True):
+            target.copy_(directory.tensor(name))
+    return fused
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

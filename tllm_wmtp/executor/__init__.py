@@ -1,0 +1,1 @@
+"""The embedded runtime: requests in, speculative steps, tokens out."""

@@ -1,0 +1,302 @@
+"""The engine: pools, scheduler and the two kinds of work, prefill chunks and speculative steps."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+
+from tllm_wmtp.checkpoint.loader import LoadedModel
+from tllm_wmtp.config import EngineConfig, MtpConfig, arm_of
+from tllm_wmtp.errors import ConfigError, RequestError, WmtpError
+from tllm_wmtp.executor.draft import MtpProposer, NullProposer, Proposer
+from tllm_wmtp.executor.prefill import prefill_chunk
+from tllm_wmtp.executor.request import Phase, Request, Update
+from tllm_wmtp.executor.scheduler import Scheduler
+from tllm_wmtp.executor.speculation import Step, speculative_step
+from tllm_wmtp.executor.text import OutputText
+from tllm_wmtp.metrics import RequestMetrics
+from tllm_wmtp.models.cache import (
+    PagedKvPool,
+    RecurrentPool,
+    VerifyStates,
+    available_bytes,
+    pool_pages,
+)
+from tllm_wmtp.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Not thread-safe: one thread submits and steps (:class:`tllm_wmtp.LLM` owns such a thread).
+
+    Args:
+        model: what :func:`tllm_wmtp.checkpoint.loader.load_model` returns.
+        config: limits; resolved against the model here.
+        proposer: stands in for the configured arm's proposer, for tests.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        proposer: Proposer | None = None,
+    ):
+        model_config = model.config
+        self.config = config.resolved(model_config.max_position_embeddings)
+        self.model, self.arm = model, arm_of(config.speculation)
+        self.device = torch.device(config.device)
+        dtype = getattr(torch, self.config.dtype)
+        kv_dtype = getattr(torch, self.config.kv_cache.dtype)
+        slots, page = config.max_batch_size, config.kv_cache.tokens_per_page
+        self.proposer = proposer or self._build_proposer(kv_dtype)
+        per_request = self.max_seq_len + self.proposer.depth + page
+        pages = pool_pages(
+            model_config,
+            config.kv_cache.max_tokens,
+            slots * per_request,
+            page,
+            kv_dtype,
+            self.device,
+        )
+        self.kv = PagedKvPool(model_config, pages, page, kv_dtype, self.device)
+        self.recurrent = RecurrentPool(model_config, slots, dtype, self.device)
+        self.scheduler = Scheduler(self.kv, self.recurrent, self.proposer, self.device)
+        self._ids = itertools.count()
+        self._members: list[Request] = []
+        self._states: VerifyStates | None = None
+        #: The last speculative step, for measurements.
+        self.last_step: Step | None = None
+
+    @property
+    def max_seq_len(self) -> int:
+        if self.config.max_seq_len is None:
+            raise RuntimeError("the engine config has not been resolved")
+        return self.config.max_seq_len
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        on_update: Callable[[Update], None] | None = None,
+    ) -> Request:
+        """Queues a request.
+
+        Raises:
+            RequestError: it can never be served; nothing was queued.
+        """
+        request = self._make_request(list(prompt_ids), params, on_update)
+        self._check(request)
+        self.scheduler.enqueue(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        """Ends a request and takes back what it holds."""
+        request.finish("abort")
+        self.scheduler.retire()
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """One prefill chunk, then one speculative step of all decoding requests.
+
+        A request that fails ends with an error; its neighbours go on. Returns whether work is
+        left.
+        """
+        self.scheduler.admit()
+        prefilling = self.scheduler.next_prefill()
+        if prefilling is not None:
+            self._guarded([prefilling], lambda: self._prefill(prefilling))
+        decoding = self.scheduler.decoding()
+        if decoding:
+            self._guarded(decoding, lambda: self._decode(decoding))
+        self.scheduler.retire()
+        return self.has_work
+
+    @torch.inference_mode()
+    def admit_synthetic(
+        self, context_tokens: int, seed: int = 0, max_tokens: int | None = None
+    ) -> Request:
+        """A request that looks as if ``context_tokens`` tokens had been prefilled, with random keys
+        and values, to measure steps without a prefill. It makes ``max_tokens`` tokens (by default
+        as many as fit, at most 4096) unless aborted.
+
+        Raises:
+            RequestError: no room for it.
+        """
+        room = self.max_seq_len - context_tokens
+        generator = torch.Generator(self.device).manual_seed(seed)
+        params = SamplingParams(max_tokens=max_tokens or max(1, min(room, 4096)), ignore_eos=True)
+        request = self._make_request([0] * context_tokens, params, None)
+        request.text = None
+        self._check(request)
+        if not self.scheduler.can_admit(request):
+            raise RequestError(
+                f"a synthetic request of {context_tokens} tokens",
+                "the engine is occupied by other requests",
+                "abort them first, or raise max_batch_size and the KV pool",
+            )
+        self.scheduler.start(request)
+        self.kv.fill_random(request.pages, generator)
+        self.recurrent.conv[:, request.slot].uniform_(-1, 1, generator=generator)
+        self.recurrent.state[:, request.slot].uniform_(-0.1, 0.1, generator=generator)
+        self.proposer.fill_random(request, context_tokens - 1, generator)
+        hidden = torch.empty(1, self.model.config.hidden_size, device=self.device)
+        request.kv_length = request.prefilled = context_tokens
+        request.draft_tokens = [0]
+        request.draft_hidden = hidden.uniform_(-1, 1, generator=generator).to(self.recurrent.dtype)
+        request.phase, request.prefill_states = Phase.DECODE, None
+        return request
+
+    def _build_proposer(self, kv_dtype: torch.dtype) -> Proposer:
+        speculation = self.config.speculation
+        if speculation is None:
+            return NullProposer(self.device)
+        if self.model.head is None:
+            raise ConfigError(
+                f"speculation {speculation}",
+                "the model was loaded without its MTP head",
+                "load it with with_head=True",
+            )
+        lanes = self.config.max_batch_size
+        self._check_ring_memory(speculation, lanes, kv_dtype)
+        return MtpProposer(
+            self.model.target, self.model.head, speculation, lanes, kv_dtype, self.device
+        )
+
+    def _check_ring_memory(self, speculation: MtpConfig, lanes: int, kv_dtype: torch.dtype) -> None:
+        config, window = self.model.config, speculation.window or 0
+        slots = speculation.n_sink + window + speculation.depth
+        row = 2 * config.num_key_value_heads * config.head_dim * kv_dtype.itemsize
+        needed, free = lanes * slots * row, available_bytes(self.device)
+        if needed > free:
+            raise ConfigError(
+                f"draft rings of {slots} slots for {lanes} requests",
+                f"they take {needed >> 20} MiB and {free >> 20} MiB are free",
+                "lower max_batch_size, max_seq_len or the window",
+            )
+
+    def _make_request(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        on_update: Callable[[Update], None] | None,
+    ) -> Request:
+        tokenizer = self.model.tokenizer
+        stop_ids = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids.update(self.model.eos_token_ids)
+        room = self.max_seq_len - len(prompt_ids)
+        return Request(
+            request_id=next(self._ids),
+            prompt_ids=prompt_ids,
+            params=params,
+            stop_ids=frozenset(stop_ids),
+            max_tokens=min(params.max_tokens, max(room, 0)),
+            metrics=RequestMetrics(self.arm, len(prompt_ids), [0] * self.proposer.depth),
+            text=None if tokenizer is None else OutputText(tokenizer.decode, params.stop),
+            on_update=on_update,
+        )
+
+    def _check(self, request: Request) -> None:
+        length, vocab = len(request.prompt_ids), self.model.config.vocab_size
+        if length == 0:
+            raise RequestError("an empty prompt", "it needs at least one token", "add one")
+        if not all(isinstance(i, int) and 0 <= i < vocab for i in request.prompt_ids):
+            bad = next(
+                i for i in request.prompt_ids if not isinstance(i, int) or not 0 <= i < vocab
+            )
+            raise RequestError(
+                f"token id {bad!r}",
+                f"ids are integers from 0 to {vocab - 1}",
+                "use the tokenizer that belongs to this checkpoint",
+            )
+        if length >= self.max_seq_len:
+            raise RequestError(
+                f"a prompt of {length} tokens",
+                f"max_seq_len is {self.max_seq_len} (prompt and output together), and the model "
+                f"has {self.model.config.max_position_embeddings} positions",
+                "shorten the prompt, or raise max_seq_len",
+            )
+        if request.params.stop and request.text is None:
+            raise RequestError(
+                f"stop {request.params.stop!r}",
+                "the checkpoint has no tokenizer.json, so there is no text to search",
+                "use stop_token_ids",
+            )
+        if not self.scheduler.fits(request):
+            raise RequestError(
+                f"a request of {self.scheduler.tokens_needed(request)} tokens (prompt, output, "
+                "one step's drafts)",
+                f"the KV pool holds {self.kv.pages * self.kv.tokens_per_page}",
+                "shorten it, lower max_tokens, or raise KvCacheConfig(max_tokens=...)",
+            )
+
+    def _guarded(self, requests: list[Request], work: Callable[[], None]) -> None:
+        """Runs ``work``; if it fails, so do ``requests`` and no others."""
+        try:
+            work()
+        except Exception as error:
+            log.exception("requests %s failed", [request.request_id for request in requests])
+            for request in requests:
+                shown = (
+                    error
+                    if isinstance(error, WmtpError)
+                    else RequestError(
+                        f"{type(error).__name__}: {error}",
+                        "the step of this request failed",
+                        "see the log; other requests go on",
+                    )
+                )
+                request.finish("error", shown)
+
+    def _prefill(self, request: Request) -> None:
+        begin = perf_counter()
+        hidden = prefill_chunk(
+            self.model.target,
+            self.proposer,
+            request,
+            self.config.prefill_chunk,
+            self.config.prefill_pruning,
+        )
+        if hidden is not None:
+            token = int(self.model.target.logits(hidden).argmax(-1))
+            request.pending = token
+            request.draft_tokens, request.draft_hidden = [token], hidden
+            request.phase, request.prefill_states = Phase.DECODE, None
+            request.metrics.ttft_s = perf_counter() - request.submitted_at
+        request.metrics.prefill_s += perf_counter() - begin
+        if hidden is not None:
+            request.emit([request.pending])
+
+    def _decode(self, requests: list[Request]) -> None:
+        states = self._states_of(requests)
+        step = speculative_step(self.model.target, self.proposer, requests, states)
+        self.last_step = step
+        for request, tokens in zip(requests, step.tokens, strict=True):
+            metrics = request.metrics
+            metrics.record_step(len(tokens) - 1, step.draft_s, step.verify_s, step.step_s)
+            metrics.draft_kv_bytes = self.proposer.kv_bytes(request)
+            request.emit(tokens)
+
+    def _states_of(self, requests: list[Request]) -> VerifyStates:
+        """The verify states of these requests, made anew only when one has joined or left."""
+        if self._states is not None and requests == self._members:
+            return self._states
+        tables = [r.block_table[0] for r in requests if r.block_table is not None]
+        self._states = VerifyStates(
+            self.kv,
+            self.recurrent,
+            torch.nn.utils.rnn.pad_sequence(tables, batch_first=True),
+            [r.slot for r in requests if r.slot is not None],
+            self.proposer.depth,
+        )
+        self._members = requests
+        return self._states

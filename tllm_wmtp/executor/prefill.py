@@ -1,0 +1,63 @@
+"""A prompt, chunk by chunk, and which of its rows anyone reads.
+
+Nobody reads the final hidden state of a prompt row, except the last one (it chooses the first
+token) and those whose keys the draft will still see. So the last layer, where it is full attention,
+answers only these; all rows still leave their keys and values in it. That is exact.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tllm_wmtp.executor.draft import Proposer
+from tllm_wmtp.executor.request import Request
+from tllm_wmtp.models.qwen3_5 import Qwen3_5Target
+
+
+def spans_read(
+    start: int, stop: int, prompt_length: int, reads: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Ranges of positions in the chunk ``start .. stop - 1`` whose hidden state is read.
+
+    ``reads`` is what :meth:`Proposer.rows_read` answers.
+    """
+    sink_end = min(reads[0], prompt_length)
+    tail_begin = min(reads[1], prompt_length - 1)
+    if tail_begin <= sink_end:
+        return [(start, stop)]
+    spans = [(start, min(stop, sink_end)), (max(start, tail_begin), stop)]
+    return [(begin, end) for begin, end in spans if begin < end]
+
+
+def prefill_chunk(
+    target: Qwen3_5Target, proposer: Proposer, request: Request, chunk: int, pruning: bool
+) -> torch.Tensor | None:
+    """Runs the next ``chunk`` rows; the last row's hidden state ``[1, H]`` when they are the last.
+
+    ``pruning=False`` computes every row and reads the same ones: the reference for tests.
+    """
+    states = request.prefill_states
+    if states is None:
+        raise RuntimeError("a request is prefilled before it was admitted")
+    length = len(request.prompt_ids)
+    start, stop = request.prefilled, min(request.prefilled + chunk, length)
+    device = states.starts.device
+    spans = spans_read(start, stop, length, proposer.rows_read(length))
+    read = sum(end - begin for begin, end in spans)
+    rows = None
+    if read < stop - start:
+        steps = [torch.arange(begin - start, end - start, device=device) for begin, end in spans]
+        rows = torch.cat(steps) if steps else torch.empty(0, dtype=torch.int64, device=device)
+    computed = rows if pruning and target.prunable else None
+    states.begin(start, stop - start, computed)
+    ids = torch.tensor([request.prompt_ids[start:stop]], device=device)
+    hidden = target(ids, states.positions, states, rows if pruning else None)[0]
+    if rows is not None and not pruning:
+        hidden = hidden.index_select(0, rows)
+    request.metrics.prefill_last_layer_rows += stop - start if computed is None else read
+    begin_row = 0
+    for begin, end in spans:
+        proposer.store(request, begin, hidden[begin_row : begin_row + end - begin])
+        begin_row += end - begin
+    request.prefilled = request.kv_length = stop
+    return hidden[-1:] if stop == length else None

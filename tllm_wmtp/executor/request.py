@@ -1,0 +1,120 @@
+"""One request: what it asked for, where it stands, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from time import perf_counter
+
+import torch
+
+from tllm_wmtp.errors import WmtpError
+from tllm_wmtp.executor.text import OutputText
+from tllm_wmtp.metrics import RequestMetrics
+from tllm_wmtp.models.cache import PrefillStates
+from tllm_wmtp.ring import Lane
+from tllm_wmtp.sampling import SamplingParams
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+@dataclass
+class Update:
+    """New output of a request; ``finish_reason`` ends the stream."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """State between steps.
+
+    ``kv_length`` rows are committed in the target, so ``pending``, the last token made, stands at
+    position ``kv_length`` and has not been fed yet. ``draft_tokens`` and ``draft_hidden [c, H]``
+    are the rows that the draft has not seen: row i is the hidden state at ``kv_length - c + i`` and
+    the token after it.
+    """
+
+    request_id: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    max_tokens: int
+    metrics: RequestMetrics
+    text: OutputText | None = None
+    on_update: Callable[[Update], None] | None = None
+
+    phase: Phase = Phase.WAITING
+    finish_reason: str | None = None
+    error: WmtpError | None = None
+    output_ids: list[int] = field(default_factory=list)
+    submitted_at: float = field(default_factory=perf_counter)
+
+    pages: list[int] = field(default_factory=list)
+    block_table: torch.Tensor | None = None
+    slot: int | None = None
+    lane: Lane | None = None
+    prefill_states: PrefillStates | None = None
+
+    prefilled: int = 0
+    kv_length: int = 0
+    pending: int = 0
+    draft_tokens: list[int] = field(default_factory=list)
+    draft_hidden: torch.Tensor | None = None
+    _text_sent: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.phase is Phase.FINISHED
+
+    def advance(self, tokens: list[int], hidden: torch.Tensor) -> None:
+        """``tokens`` were chosen after the rows of ``hidden [len(tokens), H]``, now committed."""
+        self.kv_length += len(tokens)
+        self.pending = tokens[-1]
+        self.draft_tokens, self.draft_hidden = tokens, hidden
+
+    def emit(self, tokens: list[int]) -> None:
+        """Gives out ``tokens`` one by one, as far as no stop condition cuts them off."""
+        fresh = []
+        for token in tokens:
+            self.output_ids.append(token)
+            fresh.append(token)
+            reason = self._reason_to_stop(token)
+            if reason is not None:
+                self._send(fresh, reason)
+                return
+        self._send(fresh, None)
+
+    def finish(self, reason: str, error: WmtpError | None = None) -> None:
+        """Ends the request without a new token."""
+        if not self.finished:
+            self.error = error
+            self._send([], reason)
+
+    def _reason_to_stop(self, token: int) -> str | None:
+        if token in self.stop_ids:
+            return "stop"
+        if self.text is not None and self.text.push(token):
+            return "stop"
+        return "length" if len(self.output_ids) >= self.max_tokens else None
+
+    def _send(self, tokens: list[int], reason: str | None) -> None:
+        self.metrics.output_tokens = len(self.output_ids)
+        text = ""
+        if self.text is not None:
+            if reason is not None:
+                self.text.finish()
+            whole = self.text.text if reason is not None else self.text.settled()
+            text, self._text_sent = whole[self._text_sent :], len(whole)
+        if reason is not None:
+            self.phase, self.finish_reason = Phase.FINISHED, reason
+        if self.on_update is not None:
+            self.on_update(Update(tokens, text, reason))

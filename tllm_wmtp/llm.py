@@ -1,0 +1,311 @@
+"""The public interface: a model, requests, outputs. It mirrors TensorRT-LLM's ``LLM``."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, overload
+
+import torch
+
+from tllm_wmtp.checkpoint.loader import load_model
+from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
+from tllm_wmtp.errors import RequestError, WmtpError
+from tllm_wmtp.executor.engine import Engine
+from tllm_wmtp.executor.request import Request, Update
+from tllm_wmtp.outputs import CompletionOutput, RequestOutput
+from tllm_wmtp.sampling import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+class RequestHandle:
+    """A request under way: wait for it, iterate over it, or await it.
+
+    ``for output in handle`` and ``async for output in handle`` yield the output each time it has
+    grown, the last time with a finish reason; ``handle.result()`` and ``await handle`` give the
+    finished output. A request that could not be served ends with ``finish_reason`` ``error`` and
+    its ``error`` set; nothing is raised. One consumer per handle.
+    """
+
+    def __init__(self, llm: LLM, prompt: str | None, prompt_ids: list[int]):
+        self._llm = llm
+        self._updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
+        self._arrival = threading.Lock()  # guards _wake
+        self._wake: Callable[[], None] | None = None
+        self._request: Request | None = None
+        self._output = RequestOutput(-1, prompt_ids, prompt, [CompletionOutput()])
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        """The finished output.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds passed without a new token.
+        """
+        while not self._output.finished:
+            try:
+                self._apply(self._updates.get(timeout=timeout))
+            except queue.Empty:
+                raise TimeoutError(f"no new token in {timeout} s") from None
+        return self._output
+
+    def abort(self) -> None:
+        """Ends the request early; its output ends with ``finish_reason`` ``abort``."""
+
+        def abort() -> None:
+            if self._request is not None:
+                self._llm._engine.abort(self._request)
+
+        self._llm._call(abort)
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        while not self._output.finished:
+            yield self._apply(self._updates.get())
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(arrived.set)
+
+        with self._arrival:
+            self._wake = wake
+        try:
+            while not self._output.finished:
+                try:
+                    update = self._updates.get_nowait()
+                except queue.Empty:
+                    await arrived.wait()
+                    arrived.clear()
+                    continue
+                yield self._apply(update)
+        finally:
+            with self._arrival:
+                self._wake = None
+
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
+        return self._finished().__await__()
+
+    async def _finished(self) -> RequestOutput:
+        async for _ in self:
+            pass
+        return self._output
+
+    def _push(self, update: Update) -> None:
+        self._updates.put(update)
+        with self._arrival:
+            if self._wake is not None:
+                self._wake()
+
+    def _refuse(self, error: WmtpError) -> None:
+        self._output.error = error
+        self._push(Update([], "", "error"))
+
+    def _apply(self, update: Update) -> RequestOutput:
+        completion = self._output.outputs[0]
+        completion.token_ids.extend(update.token_ids)
+        completion.text += update.text
+        completion.token_ids_diff, completion.text_diff = update.token_ids, update.text
+        completion.finish_reason = update.finish_reason
+        if self._request is not None:
+            self._output.request_id = self._request.request_id
+            self._output.metrics = self._request.metrics
+            self._output.error = self._request.error
+        return self._output
+
+
+class LLM:
+    """Serves one checkpoint.
+
+    Args:
+        model: a Hugging Face checkpoint directory.
+        speculation: None (dense), ``MtpConfig(...)`` (windowed draft) or ``MtpConfig.native()``
+            (full-context draft). It changes the speed, never the output.
+        kv_cache_config: the target's KV pool.
+        max_batch_size: requests that run at the same time.
+        max_seq_len: most tokens per request, prompt and output; the model's limit by default.
+        dtype: ``float32`` or ``bfloat16``, of weights and computation.
+        device: ``cpu`` or ``cuda``.
+        prefill_chunk: most prompt tokens per forward.
+        prefill_pruning: leave out rows of the last layer that nobody reads (exact).
+
+    Raises:
+        ConfigError, CheckpointError: before anything large is allocated.
+
+    Requests run in a background thread, batched together whoever submitted them. Close with
+    ``shutdown()`` or use as a context manager.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        speculation: MtpConfig | None = None,
+        kv_cache_config: KvCacheConfig | None = None,
+        max_batch_size: int = 8,
+        max_seq_len: int | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        prefill_chunk: int = 2048,
+        prefill_pruning: bool = True,
+    ):
+        config = EngineConfig(
+            speculation=speculation,
+            kv_cache=kv_cache_config or KvCacheConfig(),
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+            dtype=dtype,
+            device=device,
+            prefill_chunk=prefill_chunk,
+            prefill_pruning=prefill_pruning,
+        )
+        loaded = load_model(model, getattr(torch, dtype), device, speculation is not None)
+        self.tokenizer = loaded.tokenizer
+        self._engine = Engine(loaded, config)
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="wmtp-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration with every default made concrete."""
+        return self._engine.config
+
+    @property
+    def arm(self) -> str:
+        """``dense``, ``native`` or ``windowed``."""
+        return self._engine.arm
+
+    @overload
+    def generate(
+        self, prompts: str | list[int], sampling_params: SamplingParams | None = None
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: list[str] | list[list[int]] | list[str | list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]: ...
+
+    def generate(
+        self,
+        prompts: str | list[int] | list[str] | list[list[int]] | list[str | list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Answers one prompt (text or token ids) or several, in order.
+
+        Of several, one that cannot be served comes back with its ``error`` set and no tokens,
+        while the others are answered.
+
+        Raises:
+            RequestError: the only prompt cannot be served.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        batch: Sequence[Any] = [prompts] if single else prompts
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or SamplingParams()] * len(batch)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(batch):
+            raise RequestError(
+                f"{len(params)} sampling_params for {len(batch)} prompts",
+                "there must be one for all or one for each",
+                "pass a single SamplingParams",
+            )
+        handles = self._submit(list(zip(batch, params, strict=True)))
+        try:
+            outputs = [handle.result() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.abort()
+            raise
+        if not single:
+            return outputs
+        if outputs[0].error is not None:
+            raise outputs[0].error
+        return outputs[0]
+
+    def generate_async(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> RequestHandle:
+        """Starts one request and returns at once; see :class:`RequestHandle`."""
+        return self._submit([(prompt, sampling_params or SamplingParams())])[0]
+
+    def shutdown(self) -> None:
+        """Ends the background thread; requests under way end with ``abort``."""
+        if not self._closed:
+            self._closed = True
+            self._calls.put(None)
+            self._thread.join()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _submit(self, work: list[tuple[Prompt, SamplingParams]]) -> list[RequestHandle]:
+        if self._closed:
+            raise RequestError("a request after shutdown()", "the engine is gone", "make a new LLM")
+        prepared = [(self._handle(prompt), params) for prompt, params in work]
+
+        def enqueue() -> None:
+            for handle, params in prepared:
+                if handle._output.error is None:
+                    self._enqueue(handle, params)
+
+        self._call(enqueue)
+        return [handle for handle, _ in prepared]
+
+    def _handle(self, prompt: Prompt) -> RequestHandle:
+        if not isinstance(prompt, str):
+            return RequestHandle(self, None, [int(i) for i in prompt])
+        if self.tokenizer is not None:
+            return RequestHandle(self, prompt, self.tokenizer.encode(prompt).ids)
+        handle = RequestHandle(self, prompt, [])
+        handle._refuse(
+            RequestError(
+                "a text prompt",
+                "the checkpoint has no tokenizer.json",
+                "pass token ids, or add the file to the directory",
+            )
+        )
+        return handle
+
+    def _enqueue(self, handle: RequestHandle, params: SamplingParams) -> None:
+        prompt_ids = handle._output.prompt_token_ids
+        try:
+            handle._request = self._engine.submit(prompt_ids, params, handle._push)
+        except WmtpError as error:
+            handle._refuse(error)
+
+    def _call(self, call: Callable[[], object]) -> None:
+        """Runs ``call`` in the engine's thread, between steps."""
+        self._calls.put(call)
+
+    def _run(self) -> None:
+        # The OpenMP team of this thread is its own: give it the size that the process chose.
+        torch.set_num_threads(torch.get_num_threads())
+        while True:
+            try:
+                call = self._calls.get(block=not self._engine.has_work)
+                if call is None:
+                    break
+                call()
+                continue  # take every waiting call before the next step
+            except queue.Empty:
+                self._engine.step()
+        for request in (*self._engine.scheduler.running, *self._engine.scheduler.waiting):
+            request.finish("abort")
+        self._engine.scheduler.retire()

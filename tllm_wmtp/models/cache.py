@@ -1,0 +1,391 @@
+"""Where a target's keys and recurrent states live, and the two ways a forward reaches them.
+
+:class:`PrefillStates` runs one request's prompt in chunks and commits as it goes.
+:class:`VerifyStates` runs the same few rows of several requests and commits afterwards, any number
+of rows per request, without a second forward.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+import tllm_wmtp.ops as ops
+from tllm_wmtp.errors import ConfigError
+from tllm_wmtp.models.layers.gated_delta import chunked_gated_delta_rule
+from tllm_wmtp.models.qwen3_5 import FULL, Qwen3_5Config
+
+_paged_append = torch.ops.wmtp.paged_append.default
+_full_attention = torch.ops.wmtp.full_attention.default
+_gated_delta_rows = torch.ops.wmtp.gated_delta_rows.default
+_gated_delta_commit = torch.ops.wmtp.gated_delta_commit.default
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that new pools may take, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _untouched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that costs nothing until written."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        ops.advise_huge_pages(tensor)
+    return tensor
+
+
+class PagedKvPool:
+    """Keys and values of the target's full-attention layers, in pages of ``tokens_per_page``.
+
+    ``k_pages[i], v_pages[i] [pages, tokens_per_page, Hkv, D]`` belong to the i-th full-attention
+    layer; a page number means the same tokens in all of them.
+    """
+
+    def __init__(
+        self,
+        config: Qwen3_5Config,
+        pages: int,
+        tokens_per_page: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.pages, self.tokens_per_page = pages, tokens_per_page
+        self.layers = [i for i, kind in enumerate(config.layer_types) if kind == FULL]
+        shape = (pages, tokens_per_page, config.num_key_value_heads, config.head_dim)
+        self.k_pages = [_untouched(shape, dtype, device) for _ in self.layers]
+        self.v_pages = [_untouched(shape, dtype, device) for _ in self.layers]
+        self.scale = config.head_dim**-0.5
+        self._free = list(range(pages - 1, -1, -1))  # taken from the end: low numbers first
+
+    @staticmethod
+    def bytes_per_token(config: Qwen3_5Config, dtype: torch.dtype) -> int:
+        layers = sum(kind == FULL for kind in config.layer_types)
+        return layers * 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.tokens_per_page)
+
+    def acquire(self, tokens: int) -> list[int]:
+        """Pages for ``tokens`` tokens, in order of position."""
+        count = self.pages_for(tokens)
+        if count > len(self._free):
+            raise RuntimeError("the scheduler admitted a request that does not fit the KV pool")
+        taken = self._free[-count:][::-1]
+        del self._free[-count:]
+        return taken
+
+    def release(self, pages: list[int]) -> None:
+        self._free.extend(reversed(pages))
+
+    def fill_random(self, pages: Sequence[int], generator: torch.Generator) -> None:
+        """Random keys and values, for measurements without a prefill."""
+        begin = 0
+        while begin < len(pages):
+            end = begin + 1
+            while end < len(pages) and pages[end] == pages[end - 1] + 1:
+                end += 1
+            for pool in (*self.k_pages, *self.v_pages):
+                pool[pages[begin] : pages[end - 1] + 1].uniform_(-1, 1, generator=generator)
+            begin = end
+
+
+class RecurrentPool:
+    """Convolution and recurrent states of the target's linear layers, one slot per request.
+
+    ``conv [layers, slots, kernel - 1, C]`` in the compute type, ``state [layers, slots, Hv, Dk,
+    Dv]`` in float32. All layers sit in one tensor, so a commit is one call for all of them.
+    """
+
+    def __init__(self, config: Qwen3_5Config, slots: int, dtype: torch.dtype, device: torch.device):
+        self.layers = [i for i, kind in enumerate(config.layer_types) if kind != FULL]
+        self.slots, self.dtype, self.device = slots, dtype, device
+        self.history = config.linear_conv_kernel_dim - 1
+        self.key_heads, self.key_dim = config.linear_num_key_heads, config.linear_key_head_dim
+        self.value_heads, self.value_dim = (
+            config.linear_num_value_heads,
+            config.linear_value_head_dim,
+        )
+        self.channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        count = len(self.layers)
+        self.conv = torch.zeros(
+            count, slots, self.history, self.channels, dtype=dtype, device=device
+        )
+        self.state = torch.zeros(
+            count, slots, self.value_heads, self.key_dim, self.value_dim, device=device
+        )
+        self._free = list(range(slots - 1, -1, -1))
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    def acquire(self) -> int:
+        """A slot whose states are those before position 0."""
+        slot = self._free.pop()
+        self.conv[:, slot].zero_()
+        self.state[:, slot].zero_()
+        return slot
+
+    def release(self, slot: int) -> None:
+        self._free.append(slot)
+
+
+class _PagedAttend:
+    """One layer's keys behind the rows of one forward."""
+
+    def __init__(self, pool: PagedKvPool, index: int, owner: PrefillStates | VerifyStates):
+        self.k_pages, self.v_pages = pool.k_pages[index], pool.v_pages[index]
+        self.scale, self.owner = pool.scale, owner
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        owner = self.owner
+        _paged_append(
+            k.flatten(0, 1),
+            v.flatten(0, 1),
+            self.k_pages,
+            self.v_pages,
+            owner.block_table,
+            owner.row_offsets,
+            owner.starts,
+        )
+        if q.shape[1] == 0:
+            return q
+        everyone = q.shape[1] == k.shape[1]
+        return _full_attention(
+            q.flatten(0, 1),
+            self.k_pages,
+            self.v_pages,
+            owner.block_table,
+            owner.row_offsets if everyone else owner.query_offsets,
+            owner.flat_positions if everyone else owner.query_positions,
+            self.scale,
+        ).view(q.shape)
+
+
+class PrefillStates:
+    """States of one request's prompt, chunk after chunk; every row is final.
+
+    The recurrent layers use the chunked rule and leave their states after the chunk's last row.
+    """
+
+    def __init__(
+        self, kv: PagedKvPool, recurrent: RecurrentPool, block_table: torch.Tensor, slot: int
+    ):
+        device = block_table.device
+        self.block_table = block_table  # int32 [1, pages]
+        self.row_offsets = torch.zeros(2, dtype=torch.int32, device=device)
+        self.query_offsets = torch.zeros(2, dtype=torch.int32, device=device)
+        self.starts = torch.zeros(1, dtype=torch.int64, device=device)
+        self.flat_positions = torch.empty(0, dtype=torch.int64, device=device)
+        self.query_positions = self.flat_positions
+        self._attend = {layer: _PagedAttend(kv, i, self) for i, layer in enumerate(kv.layers)}
+        self._delta = {
+            layer: _SlotDelta(recurrent, i, slot) for i, layer in enumerate(recurrent.layers)
+        }
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.flat_positions.unsqueeze(0)
+
+    def begin(self, start: int, rows: int, queries: torch.Tensor | None) -> None:
+        """The next forward has ``rows`` rows from position ``start``; ``queries`` indexes those
+        that the last layer answers, all when None."""
+        self.starts.fill_(start)
+        self.row_offsets[1] = rows
+        self.flat_positions = torch.arange(
+            start, start + rows, dtype=torch.int64, device=self.starts.device
+        )
+        if queries is not None:
+            self.query_offsets[1] = queries.numel()
+            self.query_positions = self.flat_positions[queries]
+
+    def attention(self, layer: int) -> _PagedAttend:
+        return self._attend[layer]
+
+    def recurrent(self, layer: int) -> _SlotDelta:
+        return self._delta[layer]
+
+
+class _SlotDelta:
+    """One linear layer's states of one request, advanced by every call."""
+
+    def __init__(self, pool: RecurrentPool, index: int, slot: int):
+        self.conv = pool.conv[index, slot : slot + 1]
+        self.state = pool.state[index, slot : slot + 1]
+        self.history = pool.history
+
+    def convolution_window(self, mixed: torch.Tensor) -> torch.Tensor:
+        window = torch.cat((self.conv, mixed), dim=1)
+        self.conv.copy_(window[:, window.shape[1] - self.history :])
+        return window
+
+    def delta_rule(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:
+        out, state = chunked_gated_delta_rule(q, k, v, g, beta, self.state)
+        self.state.copy_(state)
+        return out
+
+
+class VerifyStates:
+    """States of B requests that verify the same number of rows, T.
+
+    Made once per batch membership; ``begin`` before each forward, ``commit`` after it. Between the
+    two, the recurrent pools still hold the states before the first row. The keys of refused rows
+    stay in their pages and are overwritten: a length decides what is visible.
+    """
+
+    def __init__(
+        self,
+        kv: PagedKvPool,
+        recurrent: RecurrentPool,
+        block_table: torch.Tensor,
+        slots: Sequence[int],
+        rows: int,
+    ):
+        device, batch = block_table.device, len(slots)
+        self.rows, self.pool = rows, recurrent
+        self.block_table = block_table  # int32 [B, pages]
+        self.row_offsets = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device)
+        self.query_offsets = self.row_offsets
+        self.starts = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(batch, rows, dtype=torch.int64, device=device)
+        self.flat_positions = self.query_positions = self.positions.view(-1)
+        self._steps = torch.arange(rows, dtype=torch.int64, device=device)
+        self._attend = {layer: _PagedAttend(kv, i, self) for i, layer in enumerate(kv.layers)}
+
+        self.slots = torch.tensor(slots, dtype=torch.int32, device=device)
+        self._slot_index = self.slots.long()
+        layers = len(recurrent.layers)
+        # Layers folded into the batch: one commit call serves them all.
+        offsets = torch.arange(layers, dtype=torch.int32, device=device) * recurrent.slots
+        self._all_slots = (offsets[:, None] + self.slots).flatten()
+        shape = (layers, batch, rows, recurrent.value_heads)
+        self.windows = torch.zeros(
+            (layers, batch, recurrent.history + rows, recurrent.channels),
+            dtype=recurrent.dtype,
+            device=device,
+        )
+        self.keys = torch.zeros(
+            (layers, batch, rows, recurrent.key_heads, recurrent.key_dim), device=device
+        )
+        self.decays = torch.zeros(shape, device=device)
+        self.deltas = torch.zeros((*shape, recurrent.value_dim), device=device)
+        self._batch_index = torch.arange(batch, device=device)[:, None]
+        self._history_steps = torch.arange(recurrent.history, device=device)
+        self._delta = {layer: _RecordedDelta(self, i) for i, layer in enumerate(recurrent.layers)}
+
+    def begin(self, lengths: Sequence[int]) -> None:
+        """The next forward continues requests that hold ``lengths`` committed rows."""
+        self.starts.copy_(torch.tensor(lengths, dtype=torch.int64))
+        torch.add(self.starts[:, None], self._steps, out=self.positions)
+        if self.pool.layers:
+            self.windows[:, :, : self.pool.history] = self.pool.conv[:, self._slot_index]
+
+    def attention(self, layer: int) -> _PagedAttend:
+        return self._attend[layer]
+
+    def recurrent(self, layer: int) -> _RecordedDelta:
+        return self._delta[layer]
+
+    def commit(self, counts: torch.Tensor) -> None:
+        """Keeps the first ``counts[b]`` (int64 ``[B]``, 0 .. T) rows of every request."""
+        pool = self.pool
+        if not pool.layers:
+            return
+        history = counts[:, None] + self._history_steps
+        pool.conv[:, self._slot_index] = self.windows[:, self._batch_index, history]
+        _gated_delta_commit(
+            self.keys.flatten(0, 1),
+            self.decays.flatten(0, 1),
+            self.deltas.flatten(0, 1),
+            pool.state.flatten(0, 1),
+            self._all_slots,
+            counts.to(torch.int32).repeat(len(pool.layers)),
+        )
+
+
+class _RecordedDelta:
+    """One linear layer of a verify forward: records what a commit needs, advances nothing."""
+
+    def __init__(self, owner: VerifyStates, index: int):
+        pool = owner.pool
+        self.state, self.slots = pool.state[index], owner.slots
+        self.window = owner.windows[index]
+        self.rows = self.window[:, pool.history :]
+        self.keys, self.decays = owner.keys[index], owner.decays[index]
+        self.deltas = owner.deltas[index]
+
+    def convolution_window(self, mixed: torch.Tensor) -> torch.Tensor:
+        self.rows.copy_(mixed)
+        return self.window
+
+    def delta_rule(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:
+        self.keys.copy_(k)
+        self.decays.copy_(g)
+        out, delta = _gated_delta_rows(
+            q.float().contiguous(),
+            self.keys,
+            v.float().contiguous(),
+            self.decays,
+            beta.float(),
+            self.state,
+            self.slots,
+        )
+        self.deltas.copy_(delta)
+        return out
+
+
+def pool_pages(
+    config: Qwen3_5Config,
+    max_tokens: int | None,
+    wanted_tokens: int,
+    tokens_per_page: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    share: float = 0.8,
+) -> int:
+    """Pages of a KV pool: ``max_tokens`` if given, else ``wanted_tokens`` as memory allows.
+
+    Raises:
+        ConfigError: ``max_tokens`` needs more memory than there is.
+    """
+    page_bytes = PagedKvPool.bytes_per_token(config, dtype) * tokens_per_page
+    room = int(available_bytes(device) * share) // max(page_bytes, 1)
+    if max_tokens is None:
+        return max(1, min(-(-wanted_tokens // tokens_per_page), room))
+    pages = max_tokens // tokens_per_page
+    if pages > room:
+        raise ConfigError(
+            f"KV cache max_tokens {max_tokens}",
+            f"it needs {pages * page_bytes >> 20} MiB and {room * page_bytes >> 20} MiB are free",
+            "lower max_tokens, or use KvCacheConfig(dtype='bfloat16')",
+        )
+    return pages

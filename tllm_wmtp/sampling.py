@@ -1,0 +1,48 @@
+"""How one request ends and how its tokens are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tllm_wmtp.errors import RequestError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Options of one request.
+
+    Args:
+        max_tokens: most output tokens.
+        stop: strings that end the output; the text ends before the first one found.
+        stop_token_ids: token ids that end the output, besides the model's end-of-sequence ids;
+            the id found is the last of ``token_ids`` and adds nothing to the text.
+        ignore_eos: go on after the model's end-of-sequence ids.
+        temperature: only 0 (or None): the most likely token.
+    """
+
+    max_tokens: int = 32
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    temperature: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+            raise RequestError(
+                f"max_tokens {self.max_tokens!r}",
+                "a request makes at least one token",
+                "use an integer of 1 or more",
+            )
+        if any(not isinstance(text, str) or not text for text in stop):
+            raise RequestError(
+                f"stop {stop!r}", "a stop string has at least one character", "leave it out"
+            )
+        if self.temperature:
+            raise RequestError(
+                f"temperature {self.temperature}",
+                "only greedy decoding is supported; sampling arrives with the sampling issue",
+                "use temperature 0",
+            )
