@@ -1,0 +1,50 @@
+# All the set-up a newcomer needs: `make demo` and `make test` work on a fresh machine with
+# Python 3.10+, a C++ compiler and make. Everything lands in .venv and build/.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -type f)
+
+.PHONY: demo test test-cpp test-slow bench lint clean
+
+# An editable install: Python sources are used in place, the C++ core is built once and again
+# when a source of it changes.
+$(VENV)/.installed: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing tllm-wmtp and its dependencies into $(VENV) (some minutes the first time)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+$(VENV)/.linters: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[lint]"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/wmtp demo
+
+test: $(VENV)/.installed test-cpp
+	$(BIN)/python -m pytest
+
+# The C++ core's own unit tests: no Python, no framework.
+test-cpp: $(VENV)/.installed
+	$(BIN)/cmake -S . -B build/cpp-tests -G Ninja -DWMTP_PYTHON=OFF -DWMTP_TESTS=ON \
+	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > build/cpp-tests.log 2>&1 || (cat build/cpp-tests.log; false)
+	$(BIN)/cmake --build build/cpp-tests
+	$(BIN)/ctest --test-dir build/cpp-tests --output-on-failure
+
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow
+
+bench: $(VENV)/.installed
+	$(BIN)/wmtp bench attention
+	$(BIN)/wmtp bench step --contexts 16k,64k,256k,1m
+
+lint: $(VENV)/.linters
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(find cpp -name '*.[ch]pp')
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
