@@ -1,1 +1,6 @@
-"""A small synthetic language and its tokenizer, for the demonstration model."""
+"""The demonstration: a small language, and a checkpoint trained on it."""
+
+from pathlib import Path
+
+#: The shipped checkpoint, a Hugging Face directory.
+CHECKPOINT = Path(__file__).parent / "checkpoint"

@@ -61,7 +61,8 @@ _SERVICES, _EVENTS, _LEVELS = _all(tk.SERVICES), _all(tk.EVENTS), _all(tk.LEVELS
 _METRICS, _STATUSES = _all(tk.METRICS), _all(tk.STATUSES)
 _DIGITS = _all("0123456789")
 _TAIL_DIGITS = tuple(_VOCABULARY[digit] for digit in "0123456789")
-_SYMBOLS = _all(tk.WORDS)
+#: The ids of every word of the language, with its leading space.
+SYMBOLS = _all(tk.WORDS)
 _CLASS_OF = {word: words for words in (_NOUNS, _ADJECTIVES, _VERBS, _PLACES) for word in words}
 
 #: How often a slot of a sentence takes its favourite, and a subject its successor.
@@ -73,7 +74,7 @@ MUTATION = 0.03
 #: The most records one document can hold: with more than 64, every key has two words.
 MAX_RECORDS = (len(_KEYS) // 2) ** 2
 #: The most different symbols that ``recall`` can draw from.
-MAX_SYMBOLS = len(_SYMBOLS)
+MAX_SYMBOLS = len(SYMBOLS)
 
 
 @dataclass(frozen=True)
@@ -468,7 +469,7 @@ def recall(rng: Rng, n_tokens: int, n_symbols: int, *, end: bool = False) -> Doc
         raise ValueError(f"n_tokens is too small for a repetition: {n_tokens}")
     if not 1 <= n_symbols <= MAX_SYMBOLS:
         raise ValueError(f"n_symbols must be in 1..{MAX_SYMBOLS}, not {n_symbols}")
-    symbols = _sample(rng, _SYMBOLS, n_symbols)
+    symbols = _sample(rng, SYMBOLS, n_symbols)
     size = _between(rng, 8, length // 2)
     segment = [_choice(rng, symbols) for _ in range(size)]
     ids = segment * (length // size + 1)
