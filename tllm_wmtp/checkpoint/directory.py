@@ -41,11 +41,15 @@ class CheckpointDirectory:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._open(name).get_slice(name).get_shape())
 
+    def element_type(self, name: str) -> str:
+        """The file's name of the type: ``F32``, ``BF16``, ..."""
+        return str(self._open(name).get_slice(name).get_dtype())
+
     def tensor(self, name: str) -> torch.Tensor:
         file = self._file_of[name]
         try:
             handle = self._open(name)
-            kind = handle.get_slice(name).get_dtype()
+            kind = self.element_type(name)
             if kind not in ELEMENT_TYPES:
                 raise CheckpointError(
                     f"tensor {name} of type {kind} in {file.name}",

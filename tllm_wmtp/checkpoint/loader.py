@@ -33,6 +33,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
 
 
+@torch.inference_mode(False)  # the modules must outlive a caller's inference mode
 def load_model(
     path: str | Path,
     dtype: torch.dtype = torch.float32,

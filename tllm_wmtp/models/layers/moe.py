@@ -84,6 +84,8 @@ class SparseMoe(nn.Module):
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Rows sorted by expert, one GEMM pair per expert that has any."""
+        if x.shape[0] == 0:
+            return x
         order = experts.flatten().argsort(stable=True)
         counts = torch.bincount(experts.flatten(), minlength=self.num_experts).tolist()
         source = order // self.top_k

@@ -1,0 +1,72 @@
+"""Engines driven by hand, and proposers that no checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tllm_wmtp.checkpoint.loader import load_model
+from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
+from tllm_wmtp.executor.draft import NullProposer, Proposer
+from tllm_wmtp.executor.engine import Engine
+from tllm_wmtp.executor.request import Request
+from tllm_wmtp.models.causal import CausalStates
+from tllm_wmtp.sampling import SamplingParams
+
+
+class ScriptedProposer(NullProposer):
+    """Proposes whatever ``script(request, draft_len)`` says."""
+
+    def __init__(self, depth: int, script: Callable[[Request, int], Sequence[int]]):
+        super().__init__(torch.device("cpu"))
+        self.depth, self.script = depth, script
+
+    def propose(self, requests: Sequence[Request]) -> torch.Tensor:
+        drafts = [list(self.script(request, self.depth - 1)) for request in requests]
+        return torch.tensor(drafts, dtype=torch.int64)
+
+
+def engine(
+    checkpoint: Path,
+    speculation: MtpConfig | None = None,
+    proposer: Proposer | None = None,
+    **limits: Any,
+) -> Engine:
+    limits.setdefault("max_seq_len", 512)
+    limits.setdefault("prefill_chunk", 32)
+    limits.setdefault("kv_cache", KvCacheConfig(tokens_per_page=16))
+    model = load_model(checkpoint, with_head=speculation is not None)
+    return Engine(model, EngineConfig(speculation=speculation, **limits), proposer)
+
+
+def run(
+    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
+) -> list[Request]:
+    """All prompts together, to the end."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    requests = [engine.submit(p, s) for p, s in zip(prompts, each, strict=True)]
+    while engine.step():
+        pass
+    for request in requests:
+        assert request.error is None, request.error
+    return requests
+
+
+def outputs(requests: Sequence[Request]) -> list[list[int]]:
+    return [request.output_ids for request in requests]
+
+
+@torch.inference_mode()
+def whole_sequence_greedy(checkpoint: Path, prompt: list[int], n_tokens: int) -> list[int]:
+    """The slowest way to the same tokens: no cache, no pool, no batch."""
+    target = load_model(checkpoint).target
+    tokens = list(prompt)
+    for _ in range(n_tokens):
+        ids = torch.tensor([tokens])
+        positions = torch.arange(len(tokens)).unsqueeze(0)
+        states = CausalStates(target.config.linear_conv_kernel_dim)
+        tokens.append(int(target.logits(target(ids, positions, states)[0, -1]).argmax()))
+    return tokens[len(prompt) :]

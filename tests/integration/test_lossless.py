@@ -1,0 +1,166 @@
+"""Speculation never changes the output, whatever the draft sees or proposes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from engines import ScriptedProposer, engine, outputs, run, whole_sequence_greedy
+from tiny_model import random_prompts, tiny_checkpoint
+
+from tllm_wmtp.config import MtpConfig
+from tllm_wmtp.executor.draft import MtpProposer
+from tllm_wmtp.executor.request import Request
+from tllm_wmtp.sampling import SamplingParams
+
+VOCAB = 5  # so few that random drafts are often right
+LENGTHS = [1, 2, 3, 5, 8, 13, 17, 21, 30, 33, 40, 47, 50, 64, 65, 77, 80, 90, 99, 120]
+PROMPTS = random_prompts(LENGTHS, VOCAB)
+PARAMS = SamplingParams(max_tokens=32)
+
+
+@pytest.fixture(scope="module", params=["moe", "dense"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    return tiny_checkpoint(folder, seed=11, moe=request.param == "moe", vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def dense_outputs(checkpoint: Path) -> list[list[int]]:
+    return outputs(run(engine(checkpoint), PROMPTS, PARAMS))
+
+
+def test_dense_equals_whole_sequence_forwards(
+    checkpoint: Path, dense_outputs: list[list[int]]
+) -> None:
+    for index in (0, 7, 19):
+        expected = whole_sequence_greedy(checkpoint, PROMPTS[index], 32)
+        assert dense_outputs[index] == expected
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        MtpConfig(depth=7, window=1, n_sink=0),
+        MtpConfig(depth=7, window=16, n_sink=4),
+        MtpConfig(depth=2, window=3, n_sink=1),
+        MtpConfig(depth=4, window=600, n_sink=64),
+        MtpConfig.native(depth=7),
+        MtpConfig.native(depth=3),
+    ],
+    ids=lambda s: f"{s.arm}-d{s.depth}-w{s.window}-s{s.n_sink}",
+)
+def test_speculation_equals_dense(
+    checkpoint: Path, dense_outputs: list[list[int]], speculation: MtpConfig
+) -> None:
+    requests = run(engine(checkpoint, speculation), PROMPTS, PARAMS)
+    assert outputs(requests) == dense_outputs
+    accepted = sum(n * h for r in requests for n, h in enumerate(r.metrics.accepted_histogram))
+    assert accepted > 40  # or this test would say nothing about acceptance
+
+
+def recorded_proposals(checkpoint: Path, speculation: MtpConfig) -> list[list[list[int]]]:
+    """Every draft of every step, per prompt, one prompt at a time."""
+    made: list[list[list[int]]] = []
+    machine = engine(checkpoint, speculation, max_batch_size=1)
+    propose = machine.proposer.propose
+
+    def recording(requests: list[Request]) -> torch.Tensor:
+        drafts = propose(requests)
+        made[-1].append(drafts[0].tolist())
+        return drafts
+
+    machine.proposer.propose = recording  # type: ignore[method-assign]
+    for prompt in PROMPTS[::4]:
+        made.append([])
+        run(machine, [prompt], PARAMS)
+    return made
+
+
+def test_a_window_larger_than_the_context_proposes_what_native_does(checkpoint: Path) -> None:
+    native = recorded_proposals(checkpoint, MtpConfig.native(depth=7))
+    assert recorded_proposals(checkpoint, MtpConfig(depth=7, window=400, n_sink=0)) == native
+    assert recorded_proposals(checkpoint, MtpConfig(depth=7, window=300, n_sink=64)) == native
+    assert recorded_proposals(checkpoint, MtpConfig(depth=7, window=4, n_sink=0)) != native
+
+
+@torch.inference_mode()
+def oracle_proposals(
+    machine_proposer: MtpProposer, request: Request, visible_window: int, n_sink: int
+) -> list[int]:
+    """The draft phase without a ring: all rows of the head from position 0 in one attention under
+    a mask, with the exact hidden states of a whole-sequence forward for every committed row."""
+    from tllm_wmtp.models.causal import CausalStates
+
+    target, head = machine_proposer.target, machine_proposer.head
+    tokens = request.prompt_ids + request.output_ids
+    known = len(tokens) - 1  # rows whose hidden state the target has
+    ids = torch.tensor([tokens[:known]])
+    states = CausalStates(target.config.linear_conv_kernel_dim)
+    hidden = target(ids, torch.arange(known).unsqueeze(0), states)[0]
+    drafts: list[int] = []
+    for _ in range(machine_proposer.draft_len):
+        following = torch.tensor([*tokens[1:], *drafts])
+        rows = following.numel()
+        query, key = torch.arange(rows)[:, None], torch.arange(rows)
+        mask = (key <= query) & ((key < n_sink) | (key > query - visible_window))
+
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor = mask
+        ) -> torch.Tensor:
+            group = q.shape[1] // k.shape[1]
+            keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            scores = torch.einsum("qhd,khd->hqk", q, keys) * q.shape[-1] ** -0.5
+            weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+            return torch.einsum("hqk,khd->qhd", weights, values)
+
+        out = head(target.embed_tokens(following), hidden, torch.arange(rows), attend)
+        hidden = torch.cat((hidden, out[-1:]))
+        drafts.append(int(target.logits(out[-1]).argmax()))
+    return drafts
+
+
+@pytest.mark.parametrize(("window", "n_sink"), [(1, 0), (5, 0), (9, 3), (None, 0)])
+def test_proposals_equal_those_of_a_head_without_a_ring(
+    checkpoint: Path, window: int | None, n_sink: int
+) -> None:
+    speculation = MtpConfig(depth=5, window=window, n_sink=n_sink)
+    machine = engine(checkpoint, speculation, max_batch_size=1)
+    assert isinstance(machine.proposer, MtpProposer)
+    propose, proposer, checked = machine.proposer.propose, machine.proposer, []
+
+    def checking(requests: list[Request]) -> torch.Tensor:
+        drafts = propose(requests)
+        expected = oracle_proposals(proposer, requests[0], window or 10**6, n_sink)
+        checked.append(drafts[0].tolist() == expected)
+        return drafts
+
+    machine.proposer.propose = checking  # type: ignore[method-assign]
+    for prompt in (PROMPTS[0], PROMPTS[5], PROMPTS[10]):
+        run(machine, [prompt], SamplingParams(max_tokens=20))
+    assert len(checked) > 15
+    assert all(checked)
+
+
+@pytest.mark.parametrize("depth", [2, 5, 7])
+def test_adversarial_drafts_change_nothing(
+    checkpoint: Path, dense_outputs: list[list[int]], depth: int
+) -> None:
+    chance = random.Random(depth)
+    truth = {tuple(p): o for p, o in zip(PROMPTS, dense_outputs, strict=True)}
+
+    def script(request: Request, draft_len: int) -> list[int]:
+        done = len(request.output_ids)
+        coming = truth[tuple(request.prompt_ids)][done : done + draft_len]
+        drafts = [*coming, *[0] * draft_len][:draft_len]
+        for at in range(chance.randrange(draft_len + 1), draft_len):
+            drafts[at] = chance.randrange(VOCAB)
+        return drafts
+
+    requests = run(engine(checkpoint, proposer=ScriptedProposer(depth, script)), PROMPTS, PARAMS)
+    assert outputs(requests) == dense_outputs
+    histograms = [request.metrics.accepted_histogram for request in requests]
+    seen = [sum(column) for column in zip(*histograms, strict=True)]
+    assert all(seen), f"not every count of accepted drafts occurred: {seen}"
