@@ -49,7 +49,9 @@ class RingSpec:
         if depth < 2:
             raise ValueError(f"depth {depth} < 2: a step drafts at least one token; raise depth")
         if width < 1:
-            raise ValueError(f"width {width} < 1: a tree has at least one branch; pass 1 for a chain")
+            raise ValueError(
+                f"width {width} < 1: a tree has at least one branch; pass 1 for a chain"
+            )
         return cls(n_sink, window, depth * width)
 
     @property

@@ -57,7 +57,9 @@ def _check_rows(
     cache_code = value_code("K cache", cache_k, 4)
     check_pair("V cache", cache_k, cache_v)
     if cache_k.shape[2:] != k.shape[1:]:
-        fail("k", k, f"[rows, {cache_k.shape[2]}, {cache_k.shape[3]}] like the cache", "match heads")
+        fail(
+            "k", k, f"[rows, {cache_k.shape[2]}, {cache_k.shape[3]}] like the cache", "match heads"
+        )
     n_requests = start_positions.shape[0] if start_positions.dim() == 1 else 0
     check_dense("start_positions", start_positions, torch.int64, (n_requests,))
     check_dense("row_offsets", row_offsets, torch.int32, (n_requests + 1,))
@@ -258,9 +260,7 @@ def _gated_delta_shapes(
     check_dense("k", k, torch.float32, (n_requests, n_rows, n_key_heads, key_dim))
     check_dense("state", state, torch.float32, (n_slots, n_value_heads, key_dim, value_dim))
     check_dense("g", g, torch.float32, (n_requests, n_rows, n_value_heads))
-    check_dense(
-        "v or delta", delta, torch.float32, (n_requests, n_rows, n_value_heads, value_dim)
-    )
+    check_dense("v or delta", delta, torch.float32, (n_requests, n_rows, n_value_heads, value_dim))
     check_dense("slots", slots, torch.int32, (n_requests,))
     return n_requests, n_rows, n_key_heads, n_value_heads, key_dim, value_dim, n_slots
 

@@ -227,6 +227,7 @@ void attend_chunk(Problem const& problem, Request const& request, Item const& it
     int64_t const begin = chunk * kChunkKeys;
     int64_t const end = begin + kChunkKeys < request.window_end ? begin + kChunkKeys : request.window_end;
     size_t const head_bytes = problem.cache_bytes() * problem.heads.head_dim;
+    int64_t const n_heads = item.end_head - item.first_head;
     Block blocks[2];
     int current = 0;
     auto const advance = [&](int64_t start, Block& block)
@@ -260,8 +261,13 @@ void attend_chunk(Problem const& problem, Request const& request, Item const& it
             BlockTask task{};
             task.k_rows = block.k;
             task.v_rows = block.v;
-            task.next_k_rows = has_next ? next.k : nullptr;
-            task.next_v_rows = has_next ? next.v : nullptr;
+            // Each head asks for its share of the next block's token rows.
+            int64_t const first_next = kBlockKeys * local / n_heads;
+            task.next_k_rows = next.k + first_next;
+            task.next_v_rows = next.v + first_next;
+            task.n_next_rows = has_next ? static_cast<int>(kBlockKeys * (local + 1) / n_heads - first_next) : 0;
+            task.next_offset_bytes = item.first_head * head_bytes;
+            task.next_row_bytes = static_cast<int>(n_heads * head_bytes);
             task.head_offset_bytes = head * head_bytes;
             task.n_keys = block.n_keys;
             task.head_dim = problem.heads.head_dim;

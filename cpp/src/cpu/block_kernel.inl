@@ -33,9 +33,10 @@ inline float exp2_nonpositive(float x)
     return lanes[0];
 }
 
-template <int kRows>
-inline void scores_tile(float const* q, int head_dim, float const* kt, float* s)
+template <int kRows, bool kPrefetch>
+inline void scores_tile(float const* q, int head_dim, float const* kt, float* s, LineWalk& shared_next)
 {
+    LineWalk next = shared_next;
     for (int key = 0; key < kBlockKeys; key += kTileVectors * kLanes)
     {
         vf acc[kRows][kTileVectors];
@@ -50,6 +51,11 @@ inline void scores_tile(float const* q, int head_dim, float const* kt, float* s)
         }
         for (int d = 0; d < head_dim; ++d)
         {
+            if (kPrefetch)
+            {
+                next.touch();
+                next.touch();
+            }
             vf k[kTileVectors];
 #pragma GCC unroll 4
             for (int i = 0; i < kTileVectors; ++i)
@@ -77,6 +83,7 @@ inline void scores_tile(float const* q, int head_dim, float const* kt, float* s)
             }
         }
     }
+    shared_next = next;
 }
 
 //! Turns a row of scores into weights and updates the row's maximum and sum. Returns what the accumulated values must
@@ -138,10 +145,11 @@ struct ValueRowsPacked
     }
 };
 
-template <int kRows, int kVectors, class Values>
+template <int kRows, int kVectors, bool kPrefetch, class Values>
 inline void values_slice(float const* weights, Values const& values, int n_keys, int d, float const* correction,
-    float* out, int out_stride)
+    float* out, int out_stride, LineWalk& shared_next)
 {
+    LineWalk next = shared_next;
     vf acc[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
@@ -154,6 +162,11 @@ inline void values_slice(float const* weights, Values const& values, int n_keys,
     }
     for (int key = 0; key < n_keys; ++key)
     {
+        if (kPrefetch)
+        {
+            next.touch();
+            next.touch();
+        }
         float const* const row = values.row(key) + d;
         vf v[kVectors];
 #pragma GCC unroll 4
@@ -181,20 +194,26 @@ inline void values_slice(float const* weights, Values const& values, int n_keys,
             store(out + r * out_stride + d + i * kLanes, acc[r][i]);
         }
     }
+    shared_next = next;
 }
 
 template <int kRows, class Values>
 inline void values_tile(float const* weights, Values const& values, int n_keys, float const* correction, float* out,
-    int out_stride)
+    int out_stride, LineWalk& next, bool first_tile)
 {
     int d = 0;
     for (; d + kTileVectors * kLanes <= out_stride; d += kTileVectors * kLanes)
     {
-        values_slice<kRows, kTileVectors>(weights, values, n_keys, d, correction, out, out_stride);
+        if (d == 0 && first_tile)
+        {
+            values_slice<kRows, kTileVectors, true>(weights, values, n_keys, d, correction, out, out_stride, next);
+            continue;
+        }
+        values_slice<kRows, kTileVectors, false>(weights, values, n_keys, d, correction, out, out_stride, next);
     }
     for (; d < out_stride; d += kLanes)
     {
-        values_slice<kRows, 1>(weights, values, n_keys, d, correction, out, out_stride);
+        values_slice<kRows, 1, false>(weights, values, n_keys, d, correction, out, out_stride, next);
     }
 }
 
@@ -208,22 +227,28 @@ struct FloatMath
     float* s; //!< scores, then weights
 
     template <int kRows>
-    void scores(Query const* q, int head_dim) const
+    void scores(Query const* q, int head_dim, LineWalk& next, bool first_tile) const
     {
-        scores_tile<kRows>(q, head_dim, kt, s);
+        if (first_tile)
+        {
+            scores_tile<kRows, true>(q, head_dim, kt, s, next);
+            return;
+        }
+        scores_tile<kRows, false>(q, head_dim, kt, s, next);
     }
 
     void weights_ready(int) const {}
 
     template <int kRows>
-    void weighted_values(int n_keys, float const* correction, float* out, int out_stride) const
+    void weighted_values(int n_keys, float const* correction, float* out, int out_stride, LineWalk& next,
+        bool first_tile) const
     {
-        values_tile<kRows>(s, values, n_keys, correction, out, out_stride);
+        values_tile<kRows>(s, values, n_keys, correction, out, out_stride, next, first_tile);
     }
 };
 
 template <int kRows, class Math>
-inline void tile(BlockTask const& task, Math const& math, int row)
+inline void tile(BlockTask const& task, Math const& math, int row, LineWalk& next)
 {
     uint64_t visible[kRows];
     uint64_t any = 0;
@@ -236,7 +261,7 @@ inline void tile(BlockTask const& task, Math const& math, int row)
     {
         return;
     }
-    math.template scores<kRows>(static_cast<typename Math::Query const*>(task.q) + row * task.head_dim, task.head_dim);
+    math.template scores<kRows>(static_cast<typename Math::Query const*>(task.q) + row * task.head_dim, task.head_dim, next, row == 0);
     float correction[kRows];
     for (int r = 0; r < kRows; ++r)
     {
@@ -257,44 +282,25 @@ inline void tile(BlockTask const& task, Math const& math, int row)
         math.weights_ready(r);
     }
     int const stride = padded_dim(task.head_dim);
-    math.template weighted_values<kRows>(task.n_keys, correction, task.state.acc + row * stride, stride);
+    math.template weighted_values<kRows>(task.n_keys, correction, task.state.acc + row * stride, stride, next, row == 0);
 }
 
 template <class Math>
-inline void all_tiles(BlockTask const& task, Math const& math)
+inline void all_tiles(BlockTask const& task, Math const& math, LineWalk& next)
 {
     int row = 0;
     for (; row + kTileRows <= task.n_rows; row += kTileRows)
     {
-        tile<kTileRows>(task, math, row);
+        tile<kTileRows>(task, math, row, next);
     }
     switch (task.n_rows - row)
     {
-    case 1: tile<1>(task, math, row); break;
-    case 2: tile<2>(task, math, row); break;
-    case 3: tile<3>(task, math, row); break;
-    case 4: tile<4>(task, math, row); break;
-    case 5: tile<5>(task, math, row); break;
+    case 1: tile<1>(task, math, row, next); break;
+    case 2: tile<2>(task, math, row, next); break;
+    case 3: tile<3>(task, math, row, next); break;
+    case 4: tile<4>(task, math, row, next); break;
+    case 5: tile<5>(task, math, row, next); break;
     default: break;
-    }
-}
-
-//! Brings the next block's rows of this head into the second-level cache while this block is computed.
-inline void prefetch_next(BlockTask const& task, int head_bytes)
-{
-    if (task.next_k_rows == nullptr)
-    {
-        return;
-    }
-    for (int key = 0; key < kBlockKeys; ++key)
-    {
-        char const* const k = static_cast<char const*>(task.next_k_rows[key]) + task.head_offset_bytes;
-        char const* const v = static_cast<char const*>(task.next_v_rows[key]) + task.head_offset_bytes;
-        for (int byte = 0; byte < head_bytes; byte += 64)
-        {
-            prefetch(k + byte);
-            prefetch(v + byte);
-        }
     }
 }
 
@@ -305,12 +311,13 @@ inline void attend_f32(BlockTask const& task)
     float* const kt = static_cast<float*>(task.scratch);
     float* const packed_v = kt + kBlockKeys * head_dim;
     float* const s = packed_v + kBlockKeys * stride;
-    prefetch_next(task, head_dim * 4);
-    pack_keys_f32(task.k_rows, task.head_offset_bytes, head_dim, kt);
+    LineWalk next_k(task.next_k_rows, task);
+    LineWalk next_v(task.next_v_rows, task);
+    pack_keys_f32(task.k_rows, task.head_offset_bytes, head_dim, kt, next_k);
     ValueRowsInPlace const in_place{task.v_rows, task.head_offset_bytes};
     if (head_dim == stride)
     {
-        all_tiles(task, FloatMath<ValueRowsInPlace>{kt, in_place, s});
+        all_tiles(task, FloatMath<ValueRowsInPlace>{kt, in_place, s}, next_v);
         return;
     }
     // Whole vectors of a row would run past its end: compute on a padded copy.
@@ -321,7 +328,7 @@ inline void attend_f32(BlockTask const& task)
             packed_v[key * stride + d] = d < head_dim ? in_place.row(key)[d] : 0.0F;
         }
     }
-    all_tiles(task, FloatMath<ValueRowsPacked>{kt, ValueRowsPacked{packed_v, stride}, s});
+    all_tiles(task, FloatMath<ValueRowsPacked>{kt, ValueRowsPacked{packed_v, stride}, s}, next_v);
 }
 
 inline void attend_bf16(BlockTask const& task)
@@ -331,8 +338,9 @@ inline void attend_bf16(BlockTask const& task)
     float* const kt = static_cast<float*>(task.scratch);
     float* const packed_v = kt + kBlockKeys * head_dim;
     float* const s = packed_v + kBlockKeys * stride;
-    prefetch_next(task, head_dim * 2);
-    pack_keys_bf16(task.k_rows, task.head_offset_bytes, head_dim, kt);
+    LineWalk next_k(task.next_k_rows, task);
+    LineWalk next_v(task.next_v_rows, task);
+    pack_keys_bf16(task.k_rows, task.head_offset_bytes, head_dim, kt, next_k);
     for (int key = 0; key < task.n_keys; ++key)
     {
         uint16_t const* const row
@@ -348,7 +356,7 @@ inline void attend_bf16(BlockTask const& task)
             __builtin_memcpy(packed_v + key * stride + d, &bits, sizeof(bits));
         }
     }
-    all_tiles(task, FloatMath<ValueRowsPacked>{kt, ValueRowsPacked{packed_v, stride}, s});
+    all_tiles(task, FloatMath<ValueRowsPacked>{kt, ValueRowsPacked{packed_v, stride}, s}, next_v);
 }
 
 //! total <- total merged with part, where part covers later keys. A part that saw no key changes nothing.
@@ -405,7 +413,7 @@ inline double sum(float const* data, size_t n)
         {
             acc[i] = acc[i] + load(data + j + i * kLanes);
         }
-        prefetch(reinterpret_cast<char const*>(data + j) + 4096);
+        __builtin_prefetch(data + j + 1024);
     }
     double total = 0.0;
     for (int i = 0; i < kStreams; ++i)

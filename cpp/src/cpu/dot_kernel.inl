@@ -16,8 +16,20 @@ struct DotMath
     int32_t* weights;  //!< [rows, kBlockKeys / 2] pairs of keys
 
     template <int kRows>
-    void scores(Query const* q, int head_dim) const
+    void scores(Query const* q, int head_dim, LineWalk& next, bool first_tile) const
     {
+        if (first_tile)
+        {
+            scores_pairs<kRows, true>(q, head_dim, next);
+            return;
+        }
+        scores_pairs<kRows, false>(q, head_dim, next);
+    }
+
+    template <int kRows, bool kPrefetch>
+    void scores_pairs(Query const* q, int head_dim, LineWalk& shared_next) const
+    {
+        LineWalk next = shared_next;
         int32_t const* const pairs = reinterpret_cast<int32_t const*>(q);
         int const n_pairs = head_dim / 2;
         __m512 acc[kRows][kTileVectors];
@@ -32,6 +44,11 @@ struct DotMath
         }
         for (int d = 0; d < n_pairs; ++d)
         {
+            if (kPrefetch)
+            {
+                next.touch();
+                next.touch();
+            }
             __m512i k[kTileVectors];
 #pragma GCC unroll 4
             for (int i = 0; i < kTileVectors; ++i)
@@ -58,6 +75,7 @@ struct DotMath
                 store(s + r * kBlockKeys + i * kLanes, acc[r][i]);
             }
         }
+        shared_next = next;
     }
 
     void weights_ready(int r) const
@@ -70,9 +88,11 @@ struct DotMath
         }
     }
 
-    template <int kRows, int kVectors>
-    void values_slice(int n_pairs, int d, float const* correction, float* out, int stride) const
+    template <int kRows, int kVectors, bool kPrefetch>
+    void values_slice(
+        int n_pairs, int d, float const* correction, float* out, int stride, LineWalk& shared_next) const
     {
+        LineWalk next = shared_next;
         __m512 acc[kRows][kVectors];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)
@@ -85,6 +105,11 @@ struct DotMath
         }
         for (int pair = 0; pair < n_pairs; ++pair)
         {
+            if (kPrefetch)
+            {
+                next.touch();
+                next.touch();
+            }
             __m512i v[kVectors];
 #pragma GCC unroll 4
             for (int i = 0; i < kVectors; ++i)
@@ -111,20 +136,27 @@ struct DotMath
                 store(out + r * stride + d + i * kLanes, acc[r][i]);
             }
         }
+        shared_next = next;
     }
 
     template <int kRows>
-    void weighted_values(int n_keys, float const* correction, float* out, int stride) const
+    void weighted_values(
+        int n_keys, float const* correction, float* out, int stride, LineWalk& next, bool first_tile) const
     {
         int const n_pairs = (n_keys + 1) / 2;
         int d = 0;
         for (; d + kTileVectors * kLanes <= stride; d += kTileVectors * kLanes)
         {
-            values_slice<kRows, kTileVectors>(n_pairs, d, correction, out, stride);
+            if (d == 0 && first_tile)
+            {
+                values_slice<kRows, kTileVectors, true>(n_pairs, d, correction, out, stride, next);
+                continue;
+            }
+            values_slice<kRows, kTileVectors, false>(n_pairs, d, correction, out, stride, next);
         }
         for (; d < stride; d += kLanes)
         {
-            values_slice<kRows, 1>(n_pairs, d, correction, out, stride);
+            values_slice<kRows, 1, false>(n_pairs, d, correction, out, stride, next);
         }
     }
 };
@@ -165,9 +197,10 @@ inline void attend_bf16_dot(BlockTask const& task)
     int32_t* const vp = kt + kBlockKeys / 2 * head_dim;
     float* const s = reinterpret_cast<float*>(vp + kBlockKeys / 2 * stride);
     int32_t* const weights = reinterpret_cast<int32_t*>(s + kMaxTileRows * kBlockKeys);
-    prefetch_next(task, head_dim * 2);
-    pack_words(task.k_rows, task.head_offset_bytes, head_dim / 2,
+    LineWalk next_k(task.next_k_rows, task);
+    LineWalk next_v(task.next_v_rows, task);
+    pack_words(task.k_rows, task.head_offset_bytes, head_dim / 2, next_k,
         [kt](int word, int key, __m512i column) { _mm512_storeu_si512(kt + word * kBlockKeys + key, column); });
     pack_value_pairs(task, stride, vp);
-    all_tiles(task, DotMath{kt, vp, s, weights});
+    all_tiles(task, DotMath{kt, vp, s, weights}, next_v);
 }

@@ -36,8 +36,11 @@ struct BlockTask
 {
     void const* const* k_rows; //!< [kBlockKeys] token rows; a key nobody sees points at zeros
     void const* const* v_rows;
-    void const* const* next_k_rows; //!< rows to prefetch, or null
+    void const* const* next_k_rows; //!< [n_next_rows] token rows to prefetch meanwhile
     void const* const* next_v_rows;
+    int n_next_rows;
+    int next_row_bytes;             //!< of each row, from next_offset_bytes on
+    size_t next_offset_bytes;
     size_t head_offset_bytes; //!< of this head inside a token row
     int n_keys;               //!< keys after this one are seen by nobody
     int head_dim;

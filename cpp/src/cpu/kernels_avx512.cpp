@@ -7,6 +7,7 @@ namespace wmtp::cpu
 namespace
 {
 #include "bf16.inl"
+#include "next_rows.inl"
 #include "simd_avx512.inl"
 // Order matters: each file uses the one before.
 #include "block_kernel.inl"

@@ -78,11 +78,6 @@ inline vf load_bf16(uint16_t const* p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
 }
 
-inline void prefetch(char const* p)
-{
-    _mm_prefetch(p, _MM_HINT_T1);
-}
-
 inline void transpose_8x8(vf r[8])
 {
     vf t[8];
@@ -110,7 +105,7 @@ inline void transpose_8x8(vf r[8])
 }
 
 template <class LoadRow>
-inline void pack_keys(void const* const* rows, int head_dim, float* kt, LoadRow load_row)
+inline void pack_keys(void const* const* rows, int head_dim, float* kt, LineWalk& next, LoadRow load_row)
 {
     for (int key = 0; key < kBlockKeys; key += 8)
     {
@@ -119,6 +114,7 @@ inline void pack_keys(void const* const* rows, int head_dim, float* kt, LoadRow 
             vf r[8];
             for (int i = 0; i < 8; ++i)
             {
+                next.touch();
                 r[i] = load_row(static_cast<char const*>(rows[key + i]), d);
             }
             transpose_8x8(r);
@@ -131,14 +127,14 @@ inline void pack_keys(void const* const* rows, int head_dim, float* kt, LoadRow 
 }
 
 //! kt[d][key] <- K[key][d].
-inline void pack_keys_f32(void const* const* rows, size_t offset, int head_dim, float* kt)
+inline void pack_keys_f32(void const* const* rows, size_t offset, int head_dim, float* kt, LineWalk& next)
 {
-    pack_keys(rows, head_dim, kt,
+    pack_keys(rows, head_dim, kt, next,
         [offset](char const* row, int d) { return load(reinterpret_cast<float const*>(row + offset) + d); });
 }
 
-inline void pack_keys_bf16(void const* const* rows, size_t offset, int head_dim, float* kt)
+inline void pack_keys_bf16(void const* const* rows, size_t offset, int head_dim, float* kt, LineWalk& next)
 {
-    pack_keys(rows, head_dim, kt,
+    pack_keys(rows, head_dim, kt, next,
         [offset](char const* row, int d) { return load_bf16(reinterpret_cast<uint16_t const*>(row + offset) + d); });
 }

@@ -69,11 +69,6 @@ inline vf load_bf16(uint16_t const* p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
 
-inline void prefetch(char const* p)
-{
-    _mm_prefetch(p, _MM_HINT_T1);
-}
-
 inline void transpose_16x16(__m512i r[16])
 {
     __m512i t[16];
@@ -108,7 +103,7 @@ inline void transpose_16x16(__m512i r[16])
 //! Transposes rows of 32-bit words (one float, or two neighbouring bfloat16) and hands column `word` of 16 keys to
 //! `emit(word, key, column)`. Words at and after `n_words` are neither read nor emitted.
 template <class Emit>
-inline void pack_words(void const* const* rows, size_t offset, int n_words, Emit emit)
+inline void pack_words(void const* const* rows, size_t offset, int n_words, LineWalk& next, Emit emit)
 {
     for (int key = 0; key < kBlockKeys; key += 16)
     {
@@ -121,6 +116,7 @@ inline void pack_words(void const* const* rows, size_t offset, int n_words, Emit
             for (int i = 0; i < 16; ++i)
             {
                 r[i] = _mm512_maskz_loadu_epi32(inside, static_cast<char const*>(rows[key + i]) + offset + 4 * word);
+                next.touch();
             }
             transpose_16x16(r);
             if (n == 16)
@@ -141,16 +137,16 @@ inline void pack_words(void const* const* rows, size_t offset, int n_words, Emit
 }
 
 //! kt[d][key] <- K[key][d].
-inline void pack_keys_f32(void const* const* rows, size_t offset, int head_dim, float* kt)
+inline void pack_keys_f32(void const* const* rows, size_t offset, int head_dim, float* kt, LineWalk& next)
 {
-    pack_words(rows, offset, head_dim,
+    pack_words(rows, offset, head_dim, next,
         [kt](int word, int key, __m512i column) { _mm512_storeu_si512(kt + word * kBlockKeys + key, column); });
 }
 
 //! A word holds elements 2w (low half) and 2w + 1 (high half); shifting a half to the top makes it a float.
-inline void pack_keys_bf16(void const* const* rows, size_t offset, int head_dim, float* kt)
+inline void pack_keys_bf16(void const* const* rows, size_t offset, int head_dim, float* kt, LineWalk& next)
 {
-    pack_words(rows, offset, head_dim / 2,
+    pack_words(rows, offset, head_dim / 2, next,
         [kt](int word, int key, __m512i column)
         {
             float* const even = kt + 2 * word * kBlockKeys + key;

@@ -93,31 +93,34 @@ inline vf load_bf16(uint16_t const* p)
     return x;
 }
 
-inline void prefetch(char const* p)
-{
-    __builtin_prefetch(p, 0, 2);
-}
-
 //! kt[d][key] <- K[key][d].
-inline void pack_keys_f32(void const* const* rows, size_t offset, int head_dim, float* kt)
+inline void pack_keys_f32(void const* const* rows, size_t offset, int head_dim, float* kt, LineWalk& next)
 {
     for (int key = 0; key < kBlockKeys; ++key)
     {
         float const* row = reinterpret_cast<float const*>(static_cast<char const*>(rows[key]) + offset);
         for (int d = 0; d < head_dim; ++d)
         {
+            if (d % 16 == 0)
+            {
+                next.touch();
+            }
             kt[d * kBlockKeys + key] = row[d];
         }
     }
 }
 
-inline void pack_keys_bf16(void const* const* rows, size_t offset, int head_dim, float* kt)
+inline void pack_keys_bf16(void const* const* rows, size_t offset, int head_dim, float* kt, LineWalk& next)
 {
     for (int key = 0; key < kBlockKeys; ++key)
     {
         uint16_t const* row = reinterpret_cast<uint16_t const*>(static_cast<char const*>(rows[key]) + offset);
         for (int d = 0; d < head_dim; d += kLanes)
         {
+            if (d % 32 == 0)
+            {
+                next.touch();
+            }
             vf const x = load_bf16(row + d);
             for (int i = 0; i < kLanes; ++i)
             {

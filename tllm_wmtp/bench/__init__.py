@@ -1,0 +1,1 @@
+"""Benchmarks; each number travels with its floor."""
