@@ -1,0 +1,117 @@
+"""Numbers and options that several commands share, and errors in one form."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from tllm_wmtp.config import DTYPES, MtpConfig
+from tllm_wmtp.errors import CheckpointError
+
+NUMBER = re.compile(r"^(-?\d+)([km]?)$", re.IGNORECASE)
+UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
+ARMS = ("dense", "native", "windowed")
+#: The paper's longest prompt: what is left of 1,048,576 positions is room for the output.
+MILLION_CONTEXT = 1_040_000
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with exit code 2 and the message alone: value, rule, remedy."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
+        raise SystemExit(2)
+
+
+def count(text: str) -> int:
+    """An integer, or one with a unit: 16k is 16,384 and 1m is 1,048,576."""
+    match = NUMBER.match(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: a whole number is expected, with k or m for 1,024 or 1,048,576; "
+            "write for example 4032, 64k or 1m"
+        )
+    return int(match[1]) * UNITS[match[2].lower()]
+
+
+def context(text: str) -> int:
+    """Tokens of a prompt; as a prompt, 1m is 1,040,000 tokens, which leaves room for the output."""
+    tokens = MILLION_CONTEXT if text.strip().lower() == "1m" else count(text)
+    if tokens < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: a context has one token or more; write for example 64k"
+        )
+    return tokens
+
+
+def contexts(text: str) -> list[int]:
+    """Contexts separated by commas, in ascending order."""
+    return sorted({context(part) for part in text.split(",")})
+
+
+def key_counts(text: str) -> list[int]:
+    """Counts of 1 or more separated by commas, in ascending order; 1m is 1,048,576."""
+    return sorted({positive(part) for part in text.split(",")})
+
+
+def positive(text: str) -> int:
+    """A count of 1 or more."""
+    number = count(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: it must be 1 or more; raise it")
+    return number
+
+
+def add_speculation(parser: argparse.ArgumentParser) -> None:
+    """``--depth --window --sink``: the operating point of the draft."""
+    parser.add_argument(
+        "--depth", type=count, default=7, help="most tokens that a step can emit (default 7)"
+    )
+    parser.add_argument(
+        "--window", type=count, default=4032, help="last tokens the draft sees (default 4032)"
+    )
+    parser.add_argument(
+        "--sink", type=count, default=64, help="first tokens the draft always sees (default 64)"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+
+
+def add_types(parser: argparse.ArgumentParser) -> None:
+    """``--dtype --kv-dtype``: how weights are computed and how keys and values are kept."""
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="compute type")
+    parser.add_argument(
+        "--kv-dtype",
+        choices=("auto", *DTYPES),
+        default="auto",
+        help="type of cached keys and values (default: the compute type)",
+    )
+
+
+def speculation(arm: str, args: argparse.Namespace) -> MtpConfig | None:
+    """What an arm's name and ``--depth --window --sink`` mean to the engine."""
+    if arm == "dense":
+        return None
+    if arm == "native":
+        return MtpConfig.native(depth=args.depth)
+    return MtpConfig(depth=args.depth, window=args.window, n_sink=args.sink)
+
+
+def model_directory(name: str) -> Path:
+    """The directory called ``name``; ``demo`` is the checkpoint that the package ships."""
+    if name != "demo":
+        return Path(name)
+    import tllm_wmtp.demo
+
+    if not (tllm_wmtp.demo.CHECKPOINT / "config.json").exists():
+        raise CheckpointError(
+            "model 'demo'",
+            "this installation has no demonstration checkpoint",
+            "install the package again, or make one with build_scripts/train_demo_checkpoint.py",
+        )
+    return tllm_wmtp.demo.CHECKPOINT

@@ -1,0 +1,51 @@
+"""What the numbers were measured on: processor, threads, and how fast it reads memory."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import tllm_wmtp.ops as ops
+from tllm_wmtp import _core
+
+
+def describe() -> dict[str, Any]:
+    """``device``, processor name, threads and instruction set in use."""
+    return {
+        "device": "cpu",
+        "processor": _processor_name(),
+        "threads": torch.get_num_threads(),
+        "isa": ops.current_isa(),
+    }
+
+
+def read_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
+    """Bytes per second that all threads read together: the median of ``repeats`` passes.
+
+    The buffer is far larger than any cache, so this is memory, not cache.
+    """
+    buffer = torch.empty(megabytes << 18, dtype=torch.float32)
+    ops.advise_huge_pages(buffer)
+    buffer.fill_(1.0)
+    threads = torch.get_num_threads()
+    seconds = []
+    for _ in range(repeats + 1):
+        begin = perf_counter()
+        _core.stream_sum(buffer.data_ptr(), buffer.numel(), threads)
+        seconds.append(perf_counter() - begin)
+    return buffer.numel() * 4 / statistics.median(seconds[1:])
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
