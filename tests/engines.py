@@ -55,6 +55,21 @@ def run(
     return requests
 
 
+def record_proposals(engine: Engine) -> dict[int, list[list[int]]]:
+    """Every draft of every later step, by request id."""
+    made: dict[int, list[list[int]]] = {}
+    propose = engine.proposer.propose
+
+    def recording(requests: Sequence[Request]) -> torch.Tensor:
+        drafts = propose(requests)
+        for request, row in zip(requests, drafts.tolist(), strict=True):
+            made.setdefault(request.request_id, []).append(row)
+        return drafts
+
+    engine.proposer.propose = recording  # type: ignore[method-assign]
+    return made
+
+
 def outputs(requests: Sequence[Request]) -> list[list[int]]:
     return [request.output_ids for request in requests]
 

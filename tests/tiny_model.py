@@ -133,14 +133,20 @@ def tiny_checkpoint(path: Path, seed: int = 0, **changes: Any) -> Path:
 BYTE_END_ID = 256
 
 
-def add_byte_tokenizer(path: Path) -> Path:
-    """A tokenizer of the 256 byte values and one special end token: ids 0 .. 256."""
+def add_byte_tokenizer(path: Path, ascii_only: bool = False) -> Path:
+    """A tokenizer of the 256 byte values and one special end token: ids 0 .. 256.
+
+    ``ascii_only`` spells ids 128 .. 255 as three letters, so that any ids make readable text.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spelled = {value: chr(value) for value in printable}
     for value in range(256):
         spelled.setdefault(value, chr(0x100 + sum(v not in printable for v in range(value))))
+    if ascii_only:
+        for value in range(128, 256):
+            spelled[value] = f"{chr(97 + value % 26)}{chr(97 + value % 7)}{chr(60 + value // 8)}"
     vocabulary = {spelled[value]: value for value in range(256)}
     vocabulary["<|end|>"] = BYTE_END_ID
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

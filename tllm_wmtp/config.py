@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from tllm_wmtp.errors import ConfigError
@@ -180,6 +181,12 @@ class EngineConfig:
             f"dtype {self.dtype!r}",
             f"weights are computed in one of {', '.join(DTYPES)}",
             "use 'float32' on a CPU",
+        )
+        _require(
+            re.fullmatch(r"cpu|cuda(:\d+)?", str(self.device)) is not None,
+            f"device {self.device!r}",
+            "it must be 'cpu' or 'cuda', with an index if need be",
+            "use 'cpu'",
         )
         _require(
             self.speculation is None or isinstance(self.speculation, MtpConfig),

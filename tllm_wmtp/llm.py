@@ -14,7 +14,7 @@ import torch
 
 from tllm_wmtp.checkpoint.loader import load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
-from tllm_wmtp.errors import RequestError, WmtpError
+from tllm_wmtp.errors import ConfigError, RequestError, WmtpError
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Request, Update
 from tllm_wmtp.outputs import CompletionOutput, RequestOutput
@@ -163,6 +163,10 @@ class LLM:
             prefill_chunk=prefill_chunk,
             prefill_pruning=prefill_pruning,
         )
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(
+                f"device {device!r}", "this machine has no usable CUDA device", "use device='cpu'"
+            )
         loaded = load_model(model, getattr(torch, dtype), device, speculation is not None)
         self.tokenizer = loaded.tokenizer
         self._engine = Engine(loaded, config)

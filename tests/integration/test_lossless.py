@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import ScriptedProposer, engine, outputs, run, whole_sequence_greedy
+from engines import (
+    ScriptedProposer,
+    engine,
+    outputs,
+    record_proposals,
+    run,
+    whole_sequence_greedy,
+)
 from tiny_model import random_prompts, tiny_checkpoint
 
 from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.executor.draft import MtpProposer
 from tllm_wmtp.executor.request import Request
+from tllm_wmtp.models.causal import CausalStates
 from tllm_wmtp.sampling import SamplingParams
 
 VOCAB = 5  # so few that random drafts are often right
@@ -61,21 +69,11 @@ def test_speculation_equals_dense(
     assert accepted > 40  # or this test would say nothing about acceptance
 
 
-def recorded_proposals(checkpoint: Path, speculation: MtpConfig) -> list[list[list[int]]]:
-    """Every draft of every step, per prompt, one prompt at a time."""
-    made: list[list[list[int]]] = []
-    machine = engine(checkpoint, speculation, max_batch_size=1)
-    propose = machine.proposer.propose
-
-    def recording(requests: list[Request]) -> torch.Tensor:
-        drafts = propose(requests)
-        made[-1].append(drafts[0].tolist())
-        return drafts
-
-    machine.proposer.propose = recording  # type: ignore[method-assign]
-    for prompt in PROMPTS[::4]:
-        made.append([])
-        run(machine, [prompt], PARAMS)
+def recorded_proposals(checkpoint: Path, speculation: MtpConfig) -> dict[int, list[list[int]]]:
+    machine = engine(checkpoint, speculation)
+    made = record_proposals(machine)
+    run(machine, PROMPTS[::4], PARAMS)
+    assert all(len(steps) > 3 for steps in made.values())
     return made
 
 
@@ -92,8 +90,6 @@ def oracle_proposals(
 ) -> list[int]:
     """The draft phase without a ring: all rows of the head from position 0 in one attention under
     a mask, with the exact hidden states of a whole-sequence forward for every committed row."""
-    from tllm_wmtp.models.causal import CausalStates
-
     target, head = machine_proposer.target, machine_proposer.head
     tokens = request.prompt_ids + request.output_ids
     known = len(tokens) - 1  # rows whose hidden state the target has

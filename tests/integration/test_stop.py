@@ -19,7 +19,7 @@ PROMPT = random_prompts([25], 257, seed=4)[0]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return add_byte_tokenizer(
-        tiny_checkpoint(tmp_path_factory.mktemp("bytes"), seed=41, vocab_size=257)
+        tiny_checkpoint(tmp_path_factory.mktemp("bytes"), seed=41, vocab_size=257), True
     )
 
 
@@ -66,14 +66,12 @@ def test_stop_ids(checkpoint: Path, truth: list[int], offset: int) -> None:
     assert fast.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("offset", range(2 * DEPTH + 2))
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("offset", range(0, 40, 3))
+@pytest.mark.parametrize("size", [1, 4])
 def test_stop_strings(checkpoint: Path, truth: list[int], offset: int, size: int) -> None:
     whole = run(engine(checkpoint), [PROMPT], SamplingParams(max_tokens=LENGTH))[0]
     assert whole.text is not None
     stop = whole.text.text[offset : offset + size]
-    if "\ufffd" in stop or not stop:
-        pytest.skip("half a character is no stop string")
     dense, fast = finished(checkpoint, truth, SamplingParams(max_tokens=LENGTH, stop=(stop,)))
     assert ends(fast) == ends(dense)
     assert fast.finish_reason == "stop"

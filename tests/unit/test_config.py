@@ -32,6 +32,7 @@ POSITIONS = 8192
         (lambda: KvCacheConfig(tokens_per_page=0), "tokens_per_page 0", "1 or more"),
         (lambda: KvCacheConfig(dtype="int4"), "'int4'", "'auto'"),
         (lambda: EngineConfig(dtype="float8"), "'float8'", "'float32'"),
+        (lambda: EngineConfig(device="tpu"), "'tpu'", "'cpu'"),
         (lambda: EngineConfig(max_batch_size=0), "max_batch_size 0", "raise max_batch_size"),
         (lambda: EngineConfig(prefill_chunk=0), "prefill_chunk 0", "raise prefill_chunk"),
         (lambda: EngineConfig(max_seq_len=1), "max_seq_len 1", "raise max_seq_len"),
