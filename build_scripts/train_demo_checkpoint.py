@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Train the demonstration checkpoint: a small Qwen3.5-MoE hybrid with a built-in MTP head.
 
-Seeded, from scratch, on the CPU. The target and the head are the package's own modules; the text is
-the synthetic language of ``tllm_wmtp.demo.language``. The curriculum first teaches the one attention
-layer to copy (random sequences repeated), then to look records up, then the whole language; the head
-joins for the last two stages. It is trained as it is used: row p reads the target's hidden state and
-the next token, the following five rows read its own, and in half of the batches it sees a sink and a
-window only. Its gradient flows into the target's layers, so that hidden states learn to carry what
-the head cannot see.
+Seeded, from scratch, on the CPU. The target and the head are the package's own modules; the text
+is the synthetic language of ``tllm_wmtp.demo.language``. The curriculum first teaches the one
+attention layer to copy (words repeated), then the head to do the same on its own, then both to look
+records up, then the whole language. The head is trained as it is used: row p reads the target's
+hidden state and the next token, the following five rows read its own, and in part of the batches it
+sees a sink and a window only. Its gradient flows into the target's layers, so that hidden states
+learn to carry what the head cannot see.
 
     python build_scripts/train_demo_checkpoint.py --out DIR [--seed 0] [--scale 1.0]
 
@@ -76,7 +76,11 @@ DRAFT_STEPS = 6  # gamma of the paper's operating point
 
 @dataclass(frozen=True)
 class Stage:
-    """``steps`` batches of ``batch x tokens``; ends early once ``until`` answer accuracy holds."""
+    """``steps`` batches of ``batch x tokens``.
+
+    Ends early once answer accuracy reaches ``until`` (and, with the head, the acceptance length
+    ``until_length``). ``windowed`` is the share of batches in which the head sees a window only.
+    """
 
     name: str
     steps: int
@@ -87,18 +91,22 @@ class Stage:
     until: float | None = None
     alphabets: tuple[int, ...] = ()
     longest: int = 0
+    until_length: float = 0.0
+    windowed: float = 0.0
 
 
 LANGUAGE = {"logs": 0.22, "sentences": 0.18, "passages": 0.14, "records": 0.18, "lists": 0.28}
+ALPHABETS = (32, 64, 128, 250)
 STAGES = (
-    Stage("copy-32", 800, 32, 64, {}, False, 0.85, alphabets=(32,), longest=16),
-    Stage("copy-64", 400, 32, 64, {}, False, 0.85, alphabets=(32, 64), longest=16),
-    Stage("copy-128", 400, 32, 64, {}, False, 0.85, alphabets=(32, 64, 128), longest=16),
-    Stage("copy-all", 600, 32, 64, {}, False, 0.90, alphabets=(64, 128, 250), longest=24),
-    Stage("look-up", 500, 16, 256, {"recall": 0.2, "records": 0.6, "lists": 0.2}, False, 0.93),
-    Stage("language-512", 1500, 6, 512, LANGUAGE | {"recall": 0.05}, True),
-    Stage("language-1k", 700, 3, 1024, LANGUAGE, True),
-    Stage("language-4k", 260, 1, 4096, LANGUAGE, True),
+    Stage("copy-32", 800, 32, 64, {}, False, 0.85, ALPHABETS[:1], longest=16),
+    Stage("copy-64", 400, 32, 64, {}, False, 0.85, ALPHABETS[:2], longest=16),
+    Stage("copy-128", 400, 32, 64, {}, False, 0.85, ALPHABETS[:3], longest=16),
+    Stage("copy-all", 600, 32, 64, {}, False, 0.90, ALPHABETS[1:], longest=24),
+    Stage("copy-head", 900, 32, 64, {}, True, 0.90, ALPHABETS[1:], longest=24, until_length=5.0),
+    Stage("look-up", 200, 12, 256, {"recall": 0.2, "records": 0.4, "lists": 0.4}, True),
+    Stage("language-512", 1000, 6, 512, LANGUAGE | {"recall": 0.05}, True, windowed=0.4),
+    Stage("language-1k", 500, 3, 1024, LANGUAGE, True, windowed=0.4),
+    Stage("language-4k", 220, 1, 4096, LANGUAGE, True, windowed=0.4),
 )
 
 
@@ -188,7 +196,8 @@ class Losses:
     total: torch.Tensor
     language: float
     answers: tuple[int, int]  # right, all
-    accepted: list[tuple[int, int]]  # of the chains that reached step j: step j right, all
+    #: int [batch, draft step, 2]: of the chains that reached the step, how many got it right; all
+    accepted: torch.Tensor | None
 
 
 def soft_cross_entropy(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -203,11 +212,12 @@ def draft_loss(
     logits: torch.Tensor,
     answer: torch.Tensor,
     rng: random.Random,
+    windowed: float,
     n_anchors: int = 40,
-) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cross entropy of the head's rows against the target's distribution, and acceptance counts."""
     batch, rows = ids.shape[0], ids.shape[1] - 1
-    window = None if rng.random() < 0.5 else int(2 ** (5 + rng.random() * 5))
+    window = int(2 ** (6 + rng.random() * 4)) if rng.random() < windowed else None
     positions = torch.arange(rows)
     history = DraftHistory(positions, window, rng.choice((0, 4, 16, 64)))
     embedding = target.embed_tokens(ids)
@@ -227,16 +237,16 @@ def draft_loss(
     state = state[index, anchors]
     best = teacher.argmax(-1)
     alive = target.logits(state.detach()).argmax(-1) == best[index, anchors + 1]
-    accepted = [(int(alive.sum()), alive.numel())]
+    counts = [torch.stack((alive.sum(1), torch.full((batch,), n_anchors)), -1)]
     for step in range(2, DRAFT_STEPS + 1):
         position = anchors + step - 1
         state = head(embedding[index, anchors + step], state, position, history)
         out = target.logits(state)
         loss = loss + soft_cross_entropy(out, teacher[index, anchors + step]).mean()
         right = (out.argmax(-1) == best[index, anchors + step]) & alive
-        accepted.append((int(right.sum()), int(alive.sum())))
+        counts.append(torch.stack((right.sum(1), alive.sum(1)), -1))
         alive = right
-    return loss / DRAFT_STEPS, accepted
+    return loss / DRAFT_STEPS, torch.stack(counts, 1)
 
 
 class RouterBalance:
@@ -272,10 +282,12 @@ def copying(rng: random.Random, tokens: int, alphabet: int, longest: int) -> lan
     return language.Document("copy", ids, [(size, tokens)])
 
 
-def batches(stage: Stage, rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless ``ids, answer mask [batch, tokens]`` of a stage."""
+def batches(
+    stage: Stage, rng: random.Random
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[str]]]:
+    """Endless ``ids, answer mask [batch, tokens], kinds [batch]`` of a stage."""
     while True:
-        ids, mask = [], torch.zeros(stage.batch, stage.tokens, dtype=torch.bool)
+        ids, kinds, mask = [], [], torch.zeros(stage.batch, stage.tokens, dtype=torch.bool)
         for row in range(stage.batch):
             if stage.alphabets:
                 alphabet = rng.choice(stage.alphabets)
@@ -283,9 +295,10 @@ def batches(stage: Stage, rng: random.Random) -> Iterator[tuple[torch.Tensor, to
             else:
                 document = language.mixture(rng, stage.tokens, stage.mixture)
             ids.append(document.ids)
+            kinds.append(document.kind)
             for begin, end in document.answer_spans:
                 mask[row, begin:end] = True
-        yield torch.tensor(ids), mask
+        yield torch.tensor(ids), mask, kinds
 
 
 def losses(
@@ -296,6 +309,7 @@ def losses(
     balance: RouterBalance,
     rng: random.Random,
     states: CausalStates,
+    windowed: float,
 ) -> Losses:
     positions = torch.arange(ids.shape[1]).expand(ids.shape[0], -1)
     hidden = target(ids, positions, states)
@@ -305,15 +319,19 @@ def losses(
     ).view(ids.shape[0], -1)
     weight = 1.0 + 2.0 * answer[:, 1:].float()
     language_loss = (per_token * weight).sum() / weight.sum()
-    total, accepted = language_loss, []
+    total, accepted = language_loss, None
     if head is not None:
-        draft, accepted = draft_loss(target, head, ids, hidden, logits, answer, rng)
-        total = total + 0.7 * draft
+        draft, accepted = draft_loss(target, head, ids, hidden, logits, answer, rng, windowed)
+        total = total + draft
     total = total + 0.01 * balance.loss(target.config.num_experts_per_tok)
     right = (logits[:, :-1].argmax(-1) == ids[:, 1:])[answer[:, 1:]]
-    return Losses(
-        total, language_loss.item(), (int(right.sum()), right.numel()), accepted
-    )
+    return Losses(total, language_loss.item(), (int(right.sum()), right.numel()), accepted)
+
+
+def acceptance(counts: torch.Tensor) -> tuple[list[float], float]:
+    """alpha_j and the acceptance length ``1 + sum_j prod_{k <= j} alpha_k`` of ``[steps, 2]``."""
+    alpha = (counts[:, 0] / counts[:, 1].clamp(min=1)).double()
+    return [round(a, 3) for a in alpha.tolist()], round(1 + float(alpha.cumprod(0).sum()), 3)
 
 
 def save(target: Qwen3_5Target, head: Qwen3_5MtpHead, out: Path) -> None:
@@ -377,29 +395,32 @@ def main() -> None:
     optimizer = torch.optim.AdamW(
         parameter_groups((target, head)), lr=args.learning_rate, betas=(0.9, 0.98), fused=True
     )
-    stages = [
-        Stage(**{**asdict(s), "steps": max(2, round(s.steps * args.scale))}) for s in STAGES
-    ]
+    stages = [Stage(**{**asdict(s), "steps": max(2, round(s.steps * args.scale))}) for s in STAGES]
     planned = sum(s.steps * s.batch * s.tokens for s in stages)
-    with_head = sum(s.steps * s.batch * s.tokens for s in stages if s.head)
+    scheduled = [s for s in stages if s.name.startswith("language")]
+    language_tokens = sum(s.steps * s.batch * s.tokens for s in scheduled)
     curve: list[dict[str, object]] = []
-    begin, seen, seen_head, step = time.monotonic(), 0, 0, 0
+    begin, seen, seen_language, step = time.monotonic(), 0, 0, 0
+    head_begun = False
     torch.set_flush_denormal(True)
     for stage in stages:
-        if stage.head and seen_head == 0:
+        if stage.head and not head_begun:
             warm_start_head(target, head)
+            head_begun = True
         active = head if stage.head else None
         window: list[Losses] = []
+        kinds: list[str] = []
         source = batches(stage, rng)
         for index in range(stage.steps):
-            ids, answer = next(source)
-            progress = seen_head / with_head
+            ids, answer, drawn = next(source)
+            kinds += drawn
+            progress = seen_language / language_tokens
             rate = args.learning_rate * min(1.0, (step + 1) / 50)
-            if progress > 0.4:  # cosine over the last 60 % of the tokens that train both
+            if progress > 0.4:  # cosine over the last 60 % of the language stages
                 rate *= 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - 0.4) / 0.6))
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            result = losses(target, active, ids, answer, balance, rng, states)
+            result = losses(target, active, ids, answer, balance, rng, states, stage.windowed)
             optimizer.zero_grad(set_to_none=True)
             result.total.backward()
             result.total = result.total.detach()  # lets go of the graph
@@ -407,18 +428,19 @@ def main() -> None:
             optimizer.step()
             step += 1
             seen += ids.numel()
-            seen_head += ids.numel() if stage.head else 0
+            seen_language += ids.numel() if stage in scheduled else 0
             window.append(result)
             if (index + 1) % 50 and index + 1 < stage.steps:
                 continue
             right, asked = (sum(r.answers[i] for r in window) for i in (0, 1))
             accuracy = right / max(asked, 1)
-            alpha, reach, al = [], 1.0, 1.0
-            for j in range(DRAFT_STEPS if stage.head else 0):
-                hits, tries = (sum(r.accepted[j][i] for r in window) for i in (0, 1))
-                alpha.append(round(hits / max(tries, 1), 4))
-                reach *= alpha[-1]
-                al += reach
+            alpha, length, by_kind = [], 1.0, {}
+            if stage.head:
+                counts = torch.cat([r.accepted for r in window if r.accepted is not None])
+                alpha, length = acceptance(counts.sum(0))
+                for kind in sorted(set(kinds)):
+                    members = torch.tensor([k == kind for k in kinds])
+                    by_kind[kind] = acceptance(counts[members].sum(0))[1]
             elapsed = time.monotonic() - begin
             row = {
                 "stage": stage.name,
@@ -428,17 +450,20 @@ def main() -> None:
                 "loss": round(sum(r.language for r in window) / len(window), 4),
                 "answer_accuracy": round(accuracy, 4),
                 "alpha": alpha,
-                "acceptance_length": round(al, 3),
+                "acceptance_length": length,
+                "acceptance_length_by_kind": by_kind,
             }
             curve.append(row)
             bar = "#" * int(30 * seen / planned)
             print(
                 f"[{bar:<30}] {stage.name:<14} step {step:5d}  {elapsed:6.0f} s"
-                f"  loss {row['loss']:.3f}  answers {accuracy:.3f}  AL {al:.2f} {alpha}",
+                f"  loss {row['loss']:.3f}  answers {accuracy:.3f}  AL {length:.2f} {alpha}"
+                f" {by_kind}",
                 flush=True,
             )
-            window = []
-            if stage.until is not None and accuracy > stage.until:
+            window, kinds = [], []
+            reached = stage.until is not None and accuracy > stage.until
+            if reached and length >= stage.until_length:
                 planned -= (stage.steps - index - 1) * stage.batch * stage.tokens
                 break
         save(target, head, args.out)
