@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -15,10 +16,12 @@ import torch
 from tllm_wmtp.checkpoint.loader import load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
 from tllm_wmtp.errors import ConfigError, RequestError, WmtpError
-from tllm_wmtp.executor.engine import Engine
+from tllm_wmtp.executor.engine import Engine, as_request_error
 from tllm_wmtp.executor.request import Request, Update
 from tllm_wmtp.outputs import CompletionOutput, RequestOutput
 from tllm_wmtp.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 
@@ -172,6 +175,7 @@ class LLM:
         self._engine = Engine(loaded, config)
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._closed = False
+        self._submission = threading.Lock()  # nothing is submitted after the last call
         self._thread = threading.Thread(target=self._run, name="wmtp-engine", daemon=True)
         self._thread.start()
 
@@ -243,10 +247,11 @@ class LLM:
 
     def shutdown(self) -> None:
         """Ends the background thread; requests under way end with ``abort``."""
-        if not self._closed:
-            self._closed = True
-            self._calls.put(None)
-            self._thread.join()
+        with self._submission:
+            if not self._closed:
+                self._closed = True
+                self._calls.put(None)
+        self._thread.join()
 
     def __enter__(self) -> LLM:
         return self
@@ -260,8 +265,6 @@ class LLM:
         self.shutdown()
 
     def _submit(self, work: list[tuple[Prompt, SamplingParams]]) -> list[RequestHandle]:
-        if self._closed:
-            raise RequestError("a request after shutdown()", "the engine is gone", "make a new LLM")
         prepared = [(self._handle(prompt), params) for prompt, params in work]
 
         def enqueue() -> None:
@@ -269,7 +272,12 @@ class LLM:
                 if handle._output.error is None:
                     self._enqueue(handle, params)
 
-        self._call(enqueue)
+        with self._submission:
+            if self._closed:
+                raise RequestError(
+                    "a request after shutdown()", "the engine is gone", "make a new LLM"
+                )
+            self._call(enqueue)
         return [handle for handle, _ in prepared]
 
     def _handle(self, prompt: Prompt) -> RequestHandle:
@@ -291,8 +299,8 @@ class LLM:
         prompt_ids = handle._output.prompt_token_ids
         try:
             handle._request = self._engine.submit(prompt_ids, params, handle._push)
-        except WmtpError as error:
-            handle._refuse(error)
+        except Exception as error:
+            handle._refuse(as_request_error(error))
 
     def _call(self, call: Callable[[], object]) -> None:
         """Runs ``call`` in the engine's thread, between steps."""
@@ -303,13 +311,15 @@ class LLM:
         torch.set_num_threads(torch.get_num_threads())
         while True:
             try:
+                # Every waiting call comes before the next step.
                 call = self._calls.get(block=not self._engine.has_work)
-                if call is None:
-                    break
-                call()
-                continue  # take every waiting call before the next step
             except queue.Empty:
-                self._engine.step()
-        for request in (*self._engine.scheduler.running, *self._engine.scheduler.waiting):
-            request.finish("abort")
-        self._engine.scheduler.retire()
+                call = self._engine.step
+            if call is None:
+                break
+            try:
+                call()
+            except Exception as error:
+                log.exception("the engine failed; its requests end, later ones are served")
+                self._engine.end_all("error", error)
+        self._engine.end_all("abort")

@@ -153,6 +153,18 @@ def test_without_a_tokenizer_only_ids_are_served(tmp_path: Path) -> None:
             llm.generate([1, 2], SamplingParams(stop=("x",)))
 
 
+def test_the_engine_survives_its_own_failure(
+    checkpoint: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(checkpoint, max_seq_len=256) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(llm._engine.scheduler, "admit", lambda: 1 / 0)
+            failed = llm.generate([PROMPTS[0], PROMPTS[1]], PARAMS)
+        assert [answer.outputs[0].finish_reason for answer in failed] == ["error", "error"]
+        assert "ZeroDivisionError" in str(failed[0].error)
+        assert llm.generate(PROMPTS[0], PARAMS).outputs[0].token_ids == expected[0]
+
+
 def test_public_names_resolve() -> None:
     for name in tllm_wmtp.__all__:
         assert getattr(tllm_wmtp, name) is not None

@@ -31,6 +31,17 @@ from tllm_wmtp.sampling import SamplingParams
 log = logging.getLogger(__name__)
 
 
+def as_request_error(error: Exception) -> WmtpError:
+    """What a request shows of an error that was not foreseen."""
+    if isinstance(error, WmtpError):
+        return error
+    return RequestError(
+        f"{type(error).__name__}: {error}",
+        "the step of this request failed",
+        "see the log; other requests go on",
+    )
+
+
 class Engine:
     """Not thread-safe: one thread submits and steps (:class:`tllm_wmtp.LLM` owns such a thread).
 
@@ -101,6 +112,13 @@ class Engine:
     def abort(self, request: Request) -> None:
         """Ends a request and takes back what it holds."""
         request.finish("abort")
+        self.scheduler.retire()
+
+    def end_all(self, reason: str, error: Exception | None = None) -> None:
+        """Ends every request, running or waiting."""
+        shown = None if error is None else as_request_error(error)
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            request.finish(reason, shown)
         self.scheduler.retire()
 
     @torch.inference_mode()
@@ -246,16 +264,7 @@ class Engine:
         except Exception as error:
             log.exception("requests %s failed", [request.request_id for request in requests])
             for request in requests:
-                shown = (
-                    error
-                    if isinstance(error, WmtpError)
-                    else RequestError(
-                        f"{type(error).__name__}: {error}",
-                        "the step of this request failed",
-                        "see the log; other requests go on",
-                    )
-                )
-                request.finish("error", shown)
+                request.finish("error", as_request_error(error))
 
     def _prefill(self, request: Request) -> None:
         begin = perf_counter()
