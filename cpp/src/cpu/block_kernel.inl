@@ -8,13 +8,13 @@
 
 constexpr float kNegInfinity = -__builtin_inff();
 
-//! 2^x for x <= 0, relative error below 1e-7; weights under 2^-126 become 0, as does 2^-infinity.
+//! 2^x for x <= 0, relative error below 1e-7; 2^-infinity is 0.
 inline vf exp2_nonpositive(vf x)
 {
-    vf const clamped = max(x, set1(-126.0F));
+    vf const clamped = max(x, set1(kExp2Floor));
     vf const n = round_nearest(clamped);
     vf const f = clamped - n;
-    // Taylor coefficients ln2^k / k!: with |f| <= 1/2 the first omitted term is below 2e-9 * 2.
+    // Taylor coefficients ln2^k / k!: with |f| <= 1/2 the first omitted term is below 1e-8.
     vf p = set1(1.5252734e-5F);
     p = fma(p, f, set1(1.5403530e-4F));
     p = fma(p, f, set1(1.3333558e-3F));
@@ -23,7 +23,7 @@ inline vf exp2_nonpositive(vf x)
     p = fma(p, f, set1(2.4022651e-1F));
     p = fma(p, f, set1(6.9314718e-1F));
     p = fma(p, f, set1(1.0F));
-    return zero_below(x, scale_by_exponent(p, n), -126.0F);
+    return exp2_scale(p, n, x);
 }
 
 inline float exp2_nonpositive(float x)
@@ -102,11 +102,15 @@ inline float softmax_row(float* s, uint64_t visible, float scale_log2, float& ma
         }
         top = max(top, x[i]);
     }
-    float const block_max = hmax(top) * scale_log2;
     float const old_max = max_log2;
-    float const new_max = block_max > old_max ? block_max : old_max;
-    vf const shift = set1(-new_max);
+    float new_max = old_max;
     vf const scale = set1(scale_log2);
+    // Along a long context the maximum rarely moves: the horizontal reduction waits until some lane exceeds it.
+    if (any_above(top * scale, old_max))
+    {
+        new_max = hmax(top * scale);
+    }
+    vf const shift = set1(-new_max);
     vf total = set1(0.0F);
 #pragma GCC unroll 16
     for (int i = 0; i < kBlockKeys / kLanes; ++i)
@@ -197,23 +201,18 @@ inline void values_slice(float const* weights, Values const& values, int n_keys,
     shared_next = next;
 }
 
-template <int kRows, class Values>
+template <int kRows, bool kPrefetch, class Values>
 inline void values_tile(float const* weights, Values const& values, int n_keys, float const* correction, float* out,
-    int out_stride, LineWalk& next, bool first_tile)
+    int out_stride, LineWalk& next)
 {
     int d = 0;
     for (; d + kTileVectors * kLanes <= out_stride; d += kTileVectors * kLanes)
     {
-        if (d == 0 && first_tile)
-        {
-            values_slice<kRows, kTileVectors, true>(weights, values, n_keys, d, correction, out, out_stride, next);
-            continue;
-        }
-        values_slice<kRows, kTileVectors, false>(weights, values, n_keys, d, correction, out, out_stride, next);
+        values_slice<kRows, kTileVectors, kPrefetch>(weights, values, n_keys, d, correction, out, out_stride, next);
     }
     for (; d < out_stride; d += kLanes)
     {
-        values_slice<kRows, 1, false>(weights, values, n_keys, d, correction, out, out_stride, next);
+        values_slice<kRows, 1, kPrefetch>(weights, values, n_keys, d, correction, out, out_stride, next);
     }
 }
 
@@ -243,7 +242,12 @@ struct FloatMath
     void weighted_values(int n_keys, float const* correction, float* out, int out_stride, LineWalk& next,
         bool first_tile) const
     {
-        values_tile<kRows>(s, values, n_keys, correction, out, out_stride, next, first_tile);
+        if (first_tile)
+        {
+            values_tile<kRows, true>(s, values, n_keys, correction, out, out_stride, next);
+            return;
+        }
+        values_tile<kRows, false>(s, values, n_keys, correction, out, out_stride, next);
     }
 };
 

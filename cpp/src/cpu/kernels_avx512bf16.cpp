@@ -2,6 +2,8 @@
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 namespace wmtp::cpu
 {
 namespace

@@ -60,16 +60,20 @@ inline vf round_nearest(vf x)
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-//! x * 2^n for integral n >= -126.
-inline vf scale_by_exponent(vf x, vf n)
+//! Weights under 2^-126 count as 0: the exponent arithmetic below reaches no further.
+constexpr float kExp2Floor = -126.0F;
+
+//! mantissa * 2^n for integral n >= kExp2Floor, and 0 where x lies below that.
+inline vf exp2_scale(vf mantissa, vf n, vf x)
 {
-    __m256i const exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+    __m256i const exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    vf const value = _mm256_mul_ps(mantissa, _mm256_castsi256_ps(exponent));
+    return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(kExp2Floor), _CMP_GE_OQ), value);
 }
 
-inline vf zero_below(vf x, vf value, float limit)
+inline bool any_above(vf a, float limit)
 {
-    return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GE_OQ), value);
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, _mm256_set1_ps(limit), _CMP_GT_OQ)) != 0;
 }
 
 inline vf load_bf16(uint16_t const* p)

@@ -52,15 +52,18 @@ inline vf round_nearest(vf x)
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-//! x * 2^n for integral n.
-inline vf scale_by_exponent(vf x, vf n)
+//! Low enough that the scaling instruction underflows to 0 by itself.
+constexpr float kExp2Floor = -200.0F;
+
+//! mantissa * 2^n for integral n >= kExp2Floor.
+inline vf exp2_scale(vf mantissa, vf n, vf /*x*/)
 {
-    return _mm512_scalef_ps(x, n);
+    return _mm512_scalef_ps(mantissa, n);
 }
 
-inline vf zero_below(vf x, vf value, float limit)
+inline bool any_above(vf a, float limit)
 {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GE_OQ), value);
+    return _mm512_cmp_ps_mask(a, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
 }
 
 inline vf load_bf16(uint16_t const* p)

@@ -67,18 +67,22 @@ inline vf round_nearest(vf x)
     return (x + magic) - magic;
 }
 
-//! x * 2^n for integral n >= -126.
-inline vf scale_by_exponent(vf x, vf n)
+//! Weights under 2^-126 count as 0: the exponent arithmetic below reaches no further.
+constexpr float kExp2Floor = -126.0F;
+
+//! mantissa * 2^n for integral n >= kExp2Floor, and 0 where x lies below that.
+inline vf exp2_scale(vf mantissa, vf n, vf x)
 {
     vi const exponent = (__builtin_convertvector(n, vi) + 127) << 23;
     vf factor;
     __builtin_memcpy(&factor, &exponent, sizeof(factor));
-    return x * factor;
+    return x < set1(kExp2Floor) ? set1(0.0F) : mantissa * factor;
 }
 
-inline vf zero_below(vf x, vf value, float limit)
+inline bool any_above(vf a, float limit)
 {
-    return x < set1(limit) ? set1(0.0F) : value;
+    vi const above = a > set1(limit);
+    return (above[0] | above[1] | above[2] | above[3]) != 0;
 }
 
 inline vf load_bf16(uint16_t const* p)
