@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+from datetime import datetime, timezone
 from time import perf_counter
 from typing import Any
 
@@ -14,8 +15,9 @@ from tllm_wmtp import _core
 
 
 def describe() -> dict[str, Any]:
-    """``device``, processor name, threads and instruction set in use."""
+    """Day (UTC), ``device``, processor name, threads and instruction set in use."""
     return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
         "device": "cpu",
         "processor": _processor_name(),
         "threads": torch.get_num_threads(),

@@ -61,6 +61,21 @@ class StepBench:
         return MtpConfig(self.depth, self.window, self.n_sink)
 
     @property
+    def output(self) -> int:
+        """Every token that the steps may emit, and one more step."""
+        return (self.repeats + WARM_UP_STEPS + 1) * self.depth
+
+    def engine_config(self, arm: str, context: int) -> EngineConfig:
+        longest = context + self.output
+        return EngineConfig(
+            speculation=self.speculation(arm),
+            kv_cache=KvCacheConfig(max_tokens=longest + self.depth + 64, dtype=self.kv_dtype),
+            max_batch_size=1,
+            max_seq_len=longest,
+            dtype=self.dtype,
+        )
+
+    @property
     def digest(self) -> str:
         """Twelve hex digits that name the whole configuration."""
         content = json.dumps(asdict(self), sort_keys=True, default=str)
@@ -91,21 +106,8 @@ class Contestant:
 
     def __init__(self, arm: str, bench: StepBench, loaded: LoadedModel, context: int):
         self.arm, self.context = arm, context
-        # Every token that the steps may emit, and one more step.
-        output = (bench.repeats + WARM_UP_STEPS + 1) * bench.depth
-        self.engine = Engine(
-            loaded,
-            EngineConfig(
-                speculation=bench.speculation(arm),
-                kv_cache=KvCacheConfig(
-                    max_tokens=context + output + bench.depth + 64, dtype=bench.kv_dtype
-                ),
-                max_batch_size=1,
-                max_seq_len=context + output,
-                dtype=bench.dtype,
-            ),
-        )
-        self.request: Request = self.engine.admit_synthetic(context, max_tokens=output)
+        self.engine = Engine(loaded, bench.engine_config(arm, context))
+        self.request: Request = self.engine.admit_synthetic(context, max_tokens=bench.output)
 
     def step(self) -> None:
         self.engine.step()
@@ -134,6 +136,10 @@ def run_step_bench(
         WmtpError: a context does not fit the model or the memory.
     """
     loaded = load_model(bench.model, getattr(torch, bench.dtype), "cpu", with_head=True)
+    for context in bench.contexts:  # refused at once, not after the first ones were measured
+        for arm in ARMS:
+            config = bench.engine_config(arm, context)
+            config.resolved(loaded.config.max_position_embeddings)
     about = machine.describe()
     rows, ratios = [], []
     for context in bench.contexts:

@@ -92,6 +92,7 @@ def run_step(args: argparse.Namespace) -> int:
 
 
 def run_attention(args: argparse.Namespace) -> int:
+    from tllm_wmtp import machine
     from tllm_wmtp.bench.attention import attention_table, run_attention_bench
 
     _need_two(args.repeats)
@@ -106,7 +107,7 @@ def run_attention(args: argparse.Namespace) -> int:
         )
 
     rows = run_attention_bench(contexts=args.contexts, n_runs=args.repeats, on_row=announce)
-    result = {"benchmark": "attention", "rows": rows}
+    result = {"benchmark": "attention", **machine.describe(), "rows": rows}
     _write(args.out, f"attention-{_hash_of(args)}.json", result)
     if args.json:
         print(json.dumps(result))
