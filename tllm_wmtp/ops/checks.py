@@ -35,7 +35,9 @@ def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None
         fail(name, tensor, f"of shape {tuple(shape)}", "pass tensors of one batch and one model")
 
 
-def check_dense(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def check_dense(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     """The tensor is dense, on the CPU, and has this dtype and shape (a tuple compares fastest)."""
     if (
         tensor.dtype != dtype

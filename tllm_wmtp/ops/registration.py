@@ -2,10 +2,14 @@
 
 A body checks dtypes, shapes and layouts, allocates the result and passes addresses on; the native
 side checks what the integers say. ``torch.library.Library`` is used directly: a call costs a few
-microseconds where ``custom_op`` costs tens.
+microseconds where ``custom_op`` costs tens. An address takes 0.1 us to pass on, a DLPack capsule
+2 us, and a call has up to eleven tensors.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -331,7 +335,7 @@ def _fake_delta(
     return torch.empty_like(v), torch.empty_like(v)
 
 
-_BODIES = {
+_BODIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "ring_append": (_ring_append, _fake_nothing),
     "windowed_draft_attention": (_windowed_draft_attention, _fake_like_first),
     "paged_append": (_paged_append, _fake_nothing),
