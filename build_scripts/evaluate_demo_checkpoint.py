@@ -148,7 +148,7 @@ def answer_all(args: argparse.Namespace, path: Path) -> list[Record]:
                     sink.write(json.dumps(found[key]) + "\n")
                     sink.flush()
                 progress.advance(bar)
-    return [found[(*task, arm)] for task in wanted for arm in arms]
+    return [found[kind, context, seed, arm] for kind, context, seed in wanted for arm in arms]
 
 
 def key_of(record: Record) -> tuple[str, int, int, str]:

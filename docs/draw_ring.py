@@ -102,9 +102,13 @@ def sequence() -> list[str]:
         x0, x1, y = LEFT + begin * CELL + 4, LEFT + end * CELL - 4, TOP - 10
         parts.append(f'<path d="M {x0} {y + 5} V {y} H {x1} V {y + 5}" fill="none"/>')
         parts.append(centred((x0 + x1) / 2, y - 12, label, 14))
-    x = LEFT + (QUERY + 0.5) * CELL
-    parts.append(f'<path d="M {x} {TOP + CELL + 24} V {TOP + CELL + 6}" marker-end="url(#arrow)"/>')
-    parts.append(text(x + 24, TOP + CELL + 40, f"the query, q = {QUERY}", 14, 'text-anchor="end"'))
+    tip = LEFT + (QUERY + 0.5) * CELL
+    parts.append(
+        f'<path d="M {tip} {TOP + CELL + 24} V {TOP + CELL + 6}" marker-end="url(#arrow)"/>'
+    )
+    parts.append(
+        text(tip + 24, TOP + CELL + 40, f"the query, q = {QUERY}", 14, 'text-anchor="end"')
+    )
     return parts
 
 
@@ -117,10 +121,10 @@ def ring() -> list[str]:
         text(LEFT, 308, "their slots", 14),
     ]
     for slot in range(SPEC.n_sink):
-        x, y, kind = LEFT + slot * CELL, CENTRE_Y - CELL / 2, role(newest[slot])
-        parts.append(box(x, y, CELL, kind))
-        parts.append(badge(x + CELL / 2, y + CELL / 2, newest[slot], kind))
-        parts.append(centred(x + CELL / 2, y + CELL + 14, f"slot {slot}", 12))
+        left, top, kind = LEFT + slot * CELL, CENTRE_Y - CELL / 2, role(newest[slot])
+        parts.append(box(left, top, CELL, kind))
+        parts.append(badge(left + CELL / 2, top + CELL / 2, newest[slot], kind))
+        parts.append(centred(left + CELL / 2, top + CELL + 14, f"slot {slot}", 12))
     pieces = []
     for index in range(ring_slots):
         slot = SPEC.n_sink + index

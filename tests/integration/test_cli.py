@@ -448,6 +448,6 @@ def test_a_defect_is_told_from_bad_input(
         raise KeyError("lost")
 
     monkeypatch.setattr(demo_run, "load_model", broken)
-    code, out, err = wmtp("demo", "--model", checkpoint, defect=True)
+    _, out, err = wmtp("demo", "--model", checkpoint, defect=True)
     assert out == ""
     assert "KeyError" in err
