@@ -16,15 +16,6 @@ void sinks_stay_and_the_rest_go_round()
     }
 }
 
-void next_slot_walks_like_slot()
-{
-    wmtp::RingMap const map{3, 11};
-    for (int64_t position = 0; position < 60; ++position)
-    {
-        WMTP_CHECK(map.next_slot(map.slot(position)) == map.slot(position + 1));
-    }
-}
-
 void plan_lists_what_the_definition_says()
 {
     for (int64_t n_sink = 0; n_sink < 4; ++n_sink)
@@ -92,7 +83,6 @@ void newest_row_may_lead_the_query_by_the_spare()
 int main()
 {
     sinks_stay_and_the_rest_go_round();
-    next_slot_walks_like_slot();
     plan_lists_what_the_definition_says();
     a_launch_writes_each_slot_once();
     newest_row_may_lead_the_query_by_the_spare();

@@ -43,12 +43,6 @@ struct RingMap
         return position < n_sink ? position : n_sink + (position - n_sink) % (capacity - n_sink);
     }
 
-    //! slot(p + 1) from slot(p), without a division: for walks over consecutive positions.
-    WMTP_HD int64_t next_slot(int64_t slot) const
-    {
-        return slot + 1 == capacity ? n_sink : slot + 1;
-    }
-
     //! Positions [range.begin, range.end) as at most two segments. Requires that no two of them share a slot, and
     //! that the range does not straddle n_sink unless it ends before the first wrap.
     WMTP_HD int32_t segments(PositionRange range, SlotSegment out[2]) const

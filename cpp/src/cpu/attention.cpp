@@ -563,7 +563,8 @@ void check_draft(AppendRows const& append, RaggedRows queries, RingCache const& 
             " rows: queries are the last appended rows; append them in the same call");
         bool const tree = mask.words != nullptr && n_queries > 0;
         int64_t const overwritten = tree ? n_rows - 1 : n_queries - 1;
-        require(overwritten <= spare, "request ", b, " has ", overwritten + 1, tree ? " tree rows" : " queries",
+        bool const keeps = append_keeps_window(RingMap{ring.n_sink, ring.capacity}, window, 0, overwritten);
+        require(keeps, "request ", b, " has ", overwritten + 1, tree ? " tree rows" : " queries",
             " but the ring spares ", spare, " slots: the newest row would overwrite what the first query sees; "
             "allow at most spare + 1, or raise the capacity");
         require(!tree || static_cast<int64_t>(mask.words_per_row) * 32 >= n_rows, "ancestor_mask has ",

@@ -19,6 +19,8 @@
 #define WMTP_DEVICE inline
 #define WMTP_UNROLL
 #define WMTP_UNROLL_4
+#include <cmath>
+
 #include "emulation/emulator.hpp"
 #endif
 

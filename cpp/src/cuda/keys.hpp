@@ -141,7 +141,7 @@ WMTP_HD KeyList list_keys(
 
     if (is_ring)
     {
-        SlotSegment segments[2];
+        SlotSegment segments[2] = {};
         int32_t const n_segments = RingMap{rule.n_sink, capacity}.segments(PositionRange{begin, queries.end}, segments);
         keys.end[0] = keys.n_sinks;
         keys.base[0] = first_cell;
