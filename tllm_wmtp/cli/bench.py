@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -148,7 +149,10 @@ def step_table(result: dict[str, Any]) -> Table:
     first = result["rows"][0]
     table = Table(
         title=f"one step, depth {first['depth']}, window {first['window']}, sink "
-        f"{first['n_sink']}, KV {first['kv_dtype']}, {first['threads']} threads"
+        f"{first['n_sink']}, KV {first['kv_dtype']}, {first['threads']} threads",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
     )
     table.add_column("context", justify="right", no_wrap=True)
     table.add_column("arm", no_wrap=True)

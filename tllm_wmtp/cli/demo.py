@@ -7,6 +7,7 @@ import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -106,9 +107,12 @@ class Bars:
 
 def show(report: Mapping[str, Any], console: Console) -> None:
     """The table, the first lines of each answer, and the verdict."""
-    table = Table(
+    table = Table(  # fits 80 columns
         title=f"{report['context']:,} tokens of context, depth {report['depth']}, window "
-        f"{report['window']}, sink {report['n_sink']}, {report['dtype']}"
+        f"{report['window']}, sink {report['n_sink']}, {report['dtype']}",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
     )
     table.add_column("arm", no_wrap=True)
     for name in ("tokens", "AL", "TPOT", "step", "draft", "verify", "TTFT", "draft KV"):
@@ -118,12 +122,12 @@ def show(report: Mapping[str, Any], console: Console) -> None:
             arm,
             str(numbers["tokens"]),
             f"{numbers['al']:.2f}",
-            f"{numbers['tpot_ms']:.2f}",
-            f"{numbers['step_ms']:.2f}",
-            f"{numbers['draft_ms']:.2f}",
-            f"{numbers['verify_ms']:.2f}",
+            milliseconds(numbers["tpot_ms"]),
+            milliseconds(numbers["step_ms"]),
+            milliseconds(numbers["draft_ms"]),
+            milliseconds(numbers["verify_ms"]),
             f"{numbers['ttft_ms'] / 1e3:.1f} s",
-            f"{numbers['draft_kv_bytes'] / 2**20:.1f} MiB",
+            f"{numbers['draft_kv_bytes'] / 2**20:.0f} MiB",
         )
     console.print(table)
     console.print("Times per token and per step in ms, medians. The draft sees: " + EXPLANATION)
@@ -134,6 +138,10 @@ def show(report: Mapping[str, Any], console: Console) -> None:
             console.print(f"  {line}", markup=False, highlight=False, overflow="ellipsis")
     for sentence in verdict(report):
         console.print(sentence, highlight=False)
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}"
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
