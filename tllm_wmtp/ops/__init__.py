@@ -1,4 +1,4 @@
-"""CPU operators, registered with torch as ``wmtp::*``.
+"""CPU and CUDA operators, registered with torch as ``wmtp::*``; a tensor's device chooses.
 
 Each function here calls the registered operator, so the same name works eagerly, under
 ``torch.compile`` and in an exported graph. Importing this module loads the native library and
@@ -10,7 +10,10 @@ from __future__ import annotations
 import torch
 
 from tllm_wmtp import _core
+from tllm_wmtp.ops import cuda as _cuda
 from tllm_wmtp.ops import registration as _registration
+
+_cuda.register()
 
 _OPS = torch.ops.wmtp
 

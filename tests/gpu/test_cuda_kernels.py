@@ -1,0 +1,197 @@
+"""The CUDA kernels on a GPU against a float64 reference. The same cases run on the host emulator in
+``tests/unit/test_cuda_host.py``."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import (
+    E4M3,
+    TOLERANCE,
+    Case,
+    WindowedRun,
+    boundary_starts,
+    check_append_writes_only_survivors,
+    check_full_attention,
+    check_gated_delta,
+    check_windowed,
+)
+
+pytestmark = pytest.mark.gpu
+
+HEADS = [(1, 1), (2, 2), (6, 2), (16, 2), (16, 1)]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("kv_dtype", [None, E4M3], ids=["same", "e4m3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_attention_agrees_with_float64(
+    cuda_ops: Any,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
+    heads: tuple[int, int],
+    head_dim: int,
+) -> None:
+    scales = (0.03, 0.05) if kv_dtype == E4M3 else (1.0, 1.0)
+    for rows, tree in ((1, False), (4, False), (4, True), (32, False), (32, True)):
+        check_windowed(
+            cuda_ops,
+            Case(
+                starts=(0, 5, 190, 100_000),
+                rows=(rows, rows, rows, 1),
+                queries=(rows, 1, rows, 1),
+                window=160,
+                spare=40,
+                n_query_heads=heads[0],
+                n_kv_heads=heads[1],
+                head_dim=head_dim,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                k_scale=scales[0],
+                v_scale=scales[1],
+                tree=tree,
+                seed=rows,
+            ),
+        )
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 64, 256])
+def test_ragged_batches(cuda_ops: Any, batch: int) -> None:
+    generator = np.random.default_rng(batch)
+    rows = generator.integers(1, 9, batch)
+    queries = [int(generator.integers(0, n + 1)) for n in rows]
+    queries[0] = max(queries[0], 1)
+    check_windowed(
+        cuda_ops,
+        Case(
+            starts=tuple(int(s) for s in generator.integers(0, 400, batch)),
+            rows=tuple(int(n) for n in rows),
+            queries=tuple(queries),
+            window=100,
+            seed=batch,
+        ),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_boundary(cuda_ops: Any, dtype: torch.dtype, rows: int) -> None:
+    n_sink, window, spare = 4, 60, 4
+    starts = boundary_starts(n_sink, window, spare)
+    check_windowed(
+        cuda_ops,
+        Case(
+            starts=tuple(starts),
+            rows=(rows,) * len(starts),
+            queries=(rows,) * len(starts),
+            n_sink=n_sink,
+            window=window,
+            spare=spare,
+            dtype=dtype,
+        ),
+    )
+
+
+@pytest.mark.parametrize("kv_dtype", [None, E4M3], ids=["same", "e4m3"])
+def test_append_writes_only_survivors(cuda_ops: Any, kv_dtype: torch.dtype | None) -> None:
+    check_append_writes_only_survivors(
+        cuda_ops,
+        Case(
+            starts=(0, 2, 90, 0),
+            rows=(500, 53, 3, 1),
+            queries=(1, 1, 3, 1),
+            kv_dtype=kv_dtype,
+            k_scale=0.5 if kv_dtype else 1.0,
+        ),
+    )
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_full_attention_agrees_with_float64(
+    cuda_ops: Any, dtype: torch.dtype, head_dim: int
+) -> None:
+    for lengths, rows in (((0,), 40), ((1, 300, 63, 64), 5), ((2000,), 1)):
+        check_full_attention(cuda_ops, lengths, rows, dtype=dtype, head_dim=head_dim)
+
+
+def test_gated_delta_agrees_with_float64(cuda_ops: Any) -> None:
+    check_gated_delta(cuda_ops, 3, 5, (2, 4), (128, 128))
+    check_gated_delta(cuda_ops, 1, 2, (1, 3), (24, 48))
+
+
+def test_a_captured_graph_follows_growing_requests(cuda_ops: Any) -> None:
+    """1,000 replays of one graph; lengths, rows and lanes change under it. The last answers, and one
+    in every hundred, are held to the reference."""
+    case = Case(
+        starts=(0, 30, 57), rows=(1, 1, 1), queries=(1, 1, 1), window=200, spare=8, head_dim=128
+    )
+    run = WindowedRun(cuda_ops, case)
+    run()  # loads the kernels before the capture
+    out = torch.full_like(run.q, math.nan)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run(out)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(out)
+    lengths = list(case.starts)
+    for step in range(1000):
+        lengths = [length + 1 for length in lengths]
+        k, v = run._random(len(lengths))
+        run.k.copy_(k)
+        run.v.copy_(v)
+        run.starts.copy_(torch.tensor(lengths))
+        for b, length in enumerate(lengths):
+            run._remember(b, length, k[b : b + 1], v[b : b + 1])
+        out.fill_(math.nan)
+        graph.replay()
+        if step % 100 == 99:
+            replayed = WindowedRun.__new__(WindowedRun)
+            replayed.__dict__ = {
+                **run.__dict__,
+                "case": Case(**{**case.__dict__, "starts": tuple(lengths)}),
+            }
+            error = np.abs(out.cpu().float().double().numpy() - replayed.reference()).max()
+            assert error <= TOLERANCE[case.dtype] * 4, step
+
+
+def test_operators_run_on_cuda_tensors_by_device_alone(cuda_ops: Any) -> None:
+    pytest.importorskip("tllm_wmtp._core")
+    import tllm_wmtp.ops  # noqa: F401
+
+    run = WindowedRun(cuda_ops, Case(starts=(100,), rows=(2,), queries=(2,)))
+    arguments = (run.q, run.k, run.v, run.ring_k, run.ring_v, run.row_offsets, run.query_offsets)
+    out = torch.ops.wmtp.windowed_draft_attention(
+        *arguments, run.starts, run.lanes, run.case.n_sink, run.case.window, run.scale, None
+    )
+    error = np.abs(out.cpu().float().double().numpy() - run.reference()).max()
+    assert error <= TOLERANCE[run.case.dtype] * 4
+
+
+def test_no_invalid_access_under_compute_sanitizer(cuda_ops: Any) -> None:
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("no compute-sanitizer")
+    here = Path(__file__).resolve()
+    command = [sanitizer, "--error-exitcode=9", sys.executable, "-m", "pytest", "-q", "-x"]
+    for test in ("test_every_boundary", "test_append_writes_only_survivors"):
+        result = subprocess.run(
+            [*command, "-m", "gpu", f"{here}::{test}"],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=here.parents[2],
+        )
+        assert result.returncode == 0, result.stdout[-2000:]

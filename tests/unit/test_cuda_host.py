@@ -1,0 +1,398 @@
+"""The CUDA kernels without a GPU: their own source, compiled for a host emulator that runs every
+block thread by thread, against a float64 reference. Planning and checking are compared with
+arithmetic written down a second time."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tllm_wmtp.ops import cuda
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_SPEC = importlib.util.spec_from_file_location(
+    "kernel_cases", REPOSITORY / "tests/gpu/kernel_cases.py"
+)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+cases = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = cases
+_SPEC.loader.exec_module(cases)
+Case, E4M3 = cases.Case, cases.E4M3
+
+
+def tool(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def ops() -> Any:
+    build = REPOSITORY / "build/cuda-emulated"
+    build.mkdir(parents=True, exist_ok=True)
+    configure = [tool("cmake"), "-S", str(REPOSITORY), "-B", str(build), "-G", "Ninja"]
+    configure += ["-DWMTP_PYTHON=OFF", "-DWMTP_CUDA_EMULATION=ON"]
+    configure += [f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
+    for command in (
+        configure,
+        [tool("cmake"), "--build", str(build), "--target", "wmtp_cuda_emulated"],
+    ):
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "warning:" not in result.stdout + result.stderr
+    return cuda.CudaOps(build / "lib/libwmtp_cuda_emulated.so")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("kv_dtype", [None, E4M3], ids=["same", "e4m3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_attention_agrees_with_float64(
+    ops: Any, dtype: torch.dtype, kv_dtype: torch.dtype | None, head_dim: int
+) -> None:
+    scales = (0.03, 0.05) if kv_dtype == E4M3 else (1.0, 1.0)
+    cases.check_windowed(
+        ops,
+        Case(
+            starts=(5, 190),
+            rows=(3, 4),
+            queries=(1, 4),
+            window=90,
+            n_query_heads=6,
+            n_kv_heads=2,
+            head_dim=head_dim,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            k_scale=scales[0],
+            v_scale=scales[1],
+        ),
+    )
+
+
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_any_head_size_and_mixed_types(ops: Any, head_dim: int) -> None:
+    for dtype, kv_dtype in (
+        (torch.bfloat16, None),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.bfloat16),
+    ):
+        cases.check_windowed(
+            ops,
+            Case(
+                starts=(70,),
+                rows=(2,),
+                queries=(2,),
+                head_dim=head_dim,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+            ),
+        )
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (16, 1), (6, 2)], ids=str)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_groups_rows_and_trees(ops: Any, heads: tuple[int, int], tree: bool) -> None:
+    cases.check_windowed(
+        ops,
+        Case(
+            starts=(0, 61, 333),
+            rows=(9, 12, 4),
+            queries=(9, 5, 4),
+            window=50,
+            spare=12,
+            n_query_heads=heads[0],
+            n_kv_heads=heads[1],
+            tree=tree,
+            seed=3,
+        ),
+    )
+
+
+def test_thirty_two_rows_of_a_tree(ops: Any) -> None:
+    cases.check_windowed(
+        ops,
+        Case(
+            starts=(97,), rows=(40,), queries=(32,), window=70, spare=40, n_query_heads=4, tree=True
+        ),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_boundary(ops: Any, dtype: torch.dtype, rows: int) -> None:
+    n_sink, window, spare = 4, 60, 4
+    starts = cases.boundary_starts(n_sink, window, spare)
+    cases.check_windowed(
+        ops,
+        Case(
+            starts=tuple(starts),
+            rows=(rows,) * len(starts),
+            queries=(rows,) * len(starts),
+            n_sink=n_sink,
+            window=window,
+            spare=spare,
+            n_query_heads=2,
+            n_kv_heads=1,
+            dtype=dtype,
+        ),
+    )
+
+
+def test_a_ring_without_sinks_or_with_a_window_of_one(ops: Any) -> None:
+    for n_sink, window in ((0, 30), (3, 1), (0, 1)):
+        cases.check_windowed(
+            ops,
+            Case(starts=(0, 100), rows=(2, 2), queries=(2, 2), n_sink=n_sink, window=window),
+        )
+
+
+def test_requests_without_queries_and_a_batch_wider_than_a_block(ops: Any) -> None:
+    batch = 150
+    cases.check_windowed(
+        ops,
+        Case(
+            starts=tuple(range(batch)),
+            rows=(1,) * batch,
+            queries=tuple(int(b % 3 == 0) for b in range(batch)),
+            window=8,
+            n_query_heads=1,
+            n_kv_heads=1,
+            dtype=torch.float32,
+            head_dim=16,
+        ),
+    )
+
+
+@pytest.mark.parametrize("kv_dtype", [None, E4M3], ids=["same", "e4m3"])
+def test_append_writes_only_survivors(ops: Any, kv_dtype: torch.dtype | None) -> None:
+    cases.check_append_writes_only_survivors(
+        ops,
+        Case(
+            starts=(0, 2, 90, 0),
+            rows=(300, 53, 3, 1),
+            queries=(1, 1, 3, 1),
+            kv_dtype=kv_dtype,
+            k_scale=0.5 if kv_dtype else 1.0,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"]
+)
+def test_full_attention_agrees_with_float64(ops: Any, dtype: torch.dtype) -> None:
+    cases.check_full_attention(ops, (1, 130, 63), 3, dtype=dtype, page_size=16)
+    cases.check_full_attention(ops, (0,), 11, dtype=dtype, page_size=7, heads=(2, 1))
+
+
+def test_gated_delta_agrees_with_float64(ops: Any) -> None:
+    cases.check_gated_delta(ops, 2, 3, (1, 2), (24, 48))
+
+
+def test_order_of_threads_does_not_matter(ops: Any) -> None:
+    """A missing barrier would let some order read what is not there yet."""
+    case = Case(starts=(150,), rows=(3,), queries=(3,), window=100, head_dim=128)
+    answers = []
+    for seed in range(4):
+        ops._library.wmtp_cuda_emulation_seed(ctypes.c_uint64(seed))
+        answers.append(cases.WindowedRun(ops, case)())
+    assert all(torch.equal(answers[0], other) for other in answers[1:])
+
+
+# --- Planning --------------------------------------------------------------------------------------
+
+
+def windowed_shape(**changes: Any) -> Any:
+    heads = cuda.AttentionShape(
+        changes.pop("n_query_heads", 16),
+        changes.pop("n_kv_heads", 2),
+        changes.pop("head_dim", 256),
+        changes.pop("row_dtype", 1),
+        changes.pop("kv_dtype", 1),
+    )
+    values = {
+        "n_requests": 1,
+        "n_rows": 1,
+        "n_queries": 1,
+        "n_lanes": 4,
+        "capacity": 4104,
+        "n_sink": 4,
+        "window": 4092,
+        "mask_words": 0,
+    }
+    values.update(changes)
+    return cuda.WindowedShape(attention=heads, **values)
+
+
+def test_a_batch_of_one_fills_the_chip(ops: Any) -> None:
+    plan = ops.plan_windowed(windowed_shape(), 132)
+    # 4,097 keys are 65 tiles of 64: two KV heads make 130 blocks for 132 multiprocessors.
+    assert plan.n_splits == 65
+    assert plan.workspace_bytes == 65 * 16 * (256 + 2) * 4
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 16, 64, 256])
+@pytest.mark.parametrize("rows", [1, 4, 32])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("n_sms", [8, 108, 132, 148])
+def test_splits_never_need_a_second_wave(
+    ops: Any, batch: int, rows: int, head_dim: int, n_sms: int
+) -> None:
+    resident = {64: 4, 128: 3, 256: 2}[head_dim]
+    shape = windowed_shape(
+        n_requests=batch,
+        n_rows=batch * rows,
+        n_queries=batch * rows,
+        head_dim=head_dim,
+        n_lanes=256,
+        capacity=4200,
+    )
+    plan = ops.plan_windowed(shape, n_sms)
+    tiles = max(batch, math.ceil(batch * rows * 8 / 16))
+    blocks = tiles * 2
+    assert 1 <= plan.n_splits <= min(256, math.ceil(4200 / 64))
+    assert plan.n_splits == 1 or blocks * plan.n_splits <= n_sms * resident
+    # One more would not fit, unless there are no more keys to share.
+    most = min(256, math.ceil(min(4200, 4 + 4092 + batch * rows) / 64))
+    assert plan.n_splits == most or blocks * (plan.n_splits + 1) > n_sms * resident
+    expected = 0 if plan.n_splits == 1 else plan.n_splits * batch * rows * 16 * (head_dim + 2) * 4
+    assert plan.workspace_bytes == expected
+
+
+def test_a_plan_serves_smaller_batches(ops: Any) -> None:
+    largest = ops.plan_windowed(
+        windowed_shape(n_requests=8, n_rows=32, n_queries=32, capacity=4200), 132
+    )
+    heads_and_state = 16 * (256 + 2) * 4
+    for queries in (1, 8, 31):
+        assert largest.n_splits * queries * heads_and_state <= largest.workspace_bytes
+
+
+# --- Checking --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"head_dim": 40}, ("head_dim 40", "multiple of 16", "pad")),
+        ({"head_dim": 512}, ("head_dim 512", "up to 256")),
+        ({"n_query_heads": 15}, ("n_query_heads 15", "n_kv_heads 2")),
+        ({"n_kv_heads": 0}, ("n_kv_heads 0",)),
+        ({"row_dtype": 3}, ("row dtype code 3", "convert")),
+        ({"kv_dtype": 9}, ("KV dtype code 9", "e4m3 (3)")),
+        ({"window": 0}, ("window 0", ">= 1")),
+        ({"window": 5000}, ("ring capacity 4104", "window 5000", "spare")),
+        ({"n_sink": -1}, ("n_sink -1", "0 for none")),
+        ({"n_queries": 2}, ("n_queries 2 > n_rows 1",)),
+        ({"n_rows": 10, "n_queries": 10}, ("n_queries 10", "spares 8", "raise the capacity")),
+        ({"n_lanes": 0}, ("n_lanes 0", "allocate")),
+        ({"n_lanes": 1 << 20}, ("2^31", "split the cache")),
+        ({"mask_words": -1}, ("mask_words -1", "0 for chains")),
+    ],
+)
+def test_a_bad_shape_is_named(ops: Any, changes: dict[str, int], words: tuple[str, ...]) -> None:
+    assert ops.check_windowed(windowed_shape()) == ""
+    text = ops.check_windowed(windowed_shape(**changes))
+    for word in words:
+        assert word in text
+
+
+def test_bad_buffers_are_named(ops: Any) -> None:
+    pointers = (
+        "q k v ring_k ring_v row_offsets query_offsets start_positions lanes out workspace".split()
+    )
+    good = dict.fromkeys(pointers, 4096) | {"softmax_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0}
+
+    def objection(**changes: Any) -> str:
+        return str(ops.check_windowed(windowed_shape(), cuda.WindowedBuffers(**(good | changes))))
+
+    assert objection() == ""
+    assert "ring_v is null" in objection(ring_v=None)
+    assert "q is not aligned to 16" in objection(q=4104)
+    assert "KV scales" in objection(k_scale=2.0)
+    assert "must be positive" in objection(v_scale=-1.0)
+    assert "ancestor_mask" in objection(ancestor_mask=4096)
+
+
+def test_bad_tensors_are_named(ops: Any) -> None:
+    run = cases.WindowedRun(ops, Case(starts=(10,), rows=(1,), queries=(1,)))
+    run.lanes = run.lanes.to(torch.int64)
+    with pytest.raises(ValueError, match=r"lanes is torch\.int64.*must be a contiguous torch\.int32"):
+        run()
+    run = cases.WindowedRun(ops, Case(starts=(10,), rows=(1,), queries=(1,)))
+    run.q = run.q.transpose(1, 2)
+    with pytest.raises(ValueError, match="q is"):
+        run()
+
+
+# --- Formats ---------------------------------------------------------------------------------------
+
+
+def append_bits(ops: Any, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What one appended row of ``values`` becomes in a cache of ``dtype``."""
+    count = values.numel()
+    ring = torch.zeros(1, 2, count // 16, 16).to(dtype)
+    other = ring.clone()
+    rows = values.view(1, count // 16, 16)
+    one = torch.tensor([0, 1], dtype=torch.int32)
+    start, lanes = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+    ops.ring_append(rows, rows, ring, other, one, start, lanes, 0)
+    return ring[0, 0].flatten()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, E4M3], ids=str)
+def test_rounding_is_torchs(ops: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    exponents = torch.randint(-20, 9, (4096,)).float()
+    values = torch.randn(4096) * torch.exp2(exponents)
+    ties = (torch.arange(0, 4096).float() - 2048) / 1024  # many lie half way between two codes
+    for tensor in (values, ties):
+        clamped = tensor.clamp(-448, 448) if dtype == E4M3 else tensor
+        got = append_bits(ops, clamped, dtype)
+        # torch flushes nothing and rounds to nearest even; so must the kernel.
+        assert torch.equal(got.float(), clamped.to(dtype).float())
+
+
+def test_e4m3_saturates(ops: Any) -> None:
+    values = torch.tensor([449.0, 1e9, -1e9, float("inf")] * 4)
+    got = append_bits(ops, values, E4M3).float()
+    assert got.tolist() == [448.0, 448.0, -448.0, 448.0] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_e4m3_code_reads_exactly(ops: Any, dtype: torch.dtype) -> None:
+    """A query that sees only its own key answers that key's value, so every code of V comes back."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = torch.where(codes % 128 == 127, 0, codes)  # not the two NaN codes
+    values = codes.view(E4M3).float()
+    v = values.view(4, 1, 64).to(dtype)
+    assert torch.equal(v.float().flatten(), values)
+    ring = torch.zeros(4, 8, 1, 64).to(E4M3)
+    offsets = torch.arange(5, dtype=torch.int32)
+    out = ops.windowed_draft_attention(
+        torch.randn(4, 1, 64).to(dtype),
+        torch.randn(4, 1, 64).to(dtype),
+        v,
+        ring,
+        ring.clone(),
+        offsets,
+        offsets,
+        torch.zeros(4, dtype=torch.int64),
+        torch.arange(4, dtype=torch.int32),
+        0,
+        4,
+        0.125,
+    )
+    assert torch.equal(out.float().flatten(), values)
