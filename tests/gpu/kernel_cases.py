@@ -248,7 +248,9 @@ def check_append_writes_only_survivors(ops: Any, case: Case) -> None:
     for lane in range(after.shape[0]):
         for slot in range(case.capacity):
             if (lane, slot) not in owner:
-                assert torch.equal(after[lane, slot].nan_to_num(7), before[lane, slot].nan_to_num(7))
+                assert torch.equal(
+                    after[lane, slot].nan_to_num(7), before[lane, slot].nan_to_num(7)
+                )
                 continue
             b, position = owner[lane, slot]
             expected = run.history[b][position][0] / case.k_scale

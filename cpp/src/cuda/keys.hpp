@@ -128,7 +128,7 @@ WMTP_HD KeyList list_keys(
         begin = smaller(begin, rule.appended_begin);
         clear_last = smaller(clear_last, rule.appended_begin - 1);
     }
-    bool const merged = ranges.sink.empty() || begin <= rule.n_sink;
+    bool const merged = begin <= rule.n_sink;
     KeyList keys{};
     keys.n_sinks = merged ? 0 : static_cast<int32_t>(rule.n_sink);
     begin = merged ? 0 : begin;
