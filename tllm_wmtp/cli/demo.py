@@ -29,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         default=65536,
         help="tokens of each prompt (default 64k; 1m is 1,040,000)",
     )
-    parser.add_argument("--max-tokens", type=arguments.count, default=128)
+    parser.add_argument("--max-tokens", type=arguments.count, default=256)
     arguments.add_speculation(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)

@@ -39,7 +39,7 @@ class Plan:
 
     model: Path
     context: int = 65536
-    max_tokens: int = 128
+    max_tokens: int = 256
     depth: int = 7
     window: int = 4032
     n_sink: int = 64
