@@ -28,6 +28,7 @@ test: $(VENV)/.installed test-cpp
 
 # The C++ core's own unit tests: no Python, no framework.
 test-cpp: $(VENV)/.installed
+	mkdir -p build
 	$(BIN)/cmake -S . -B build/cpp-tests -G Ninja -DWMTP_PYTHON=OFF -DWMTP_TESTS=ON \
 	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > build/cpp-tests.log 2>&1 || (cat build/cpp-tests.log; false)
 	$(BIN)/cmake --build build/cpp-tests
