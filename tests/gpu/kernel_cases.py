@@ -23,8 +23,8 @@ E4M3 = torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Case:
-    """One call for ``len(starts)`` requests; request b appends ``rows[b]`` rows and has ``queries[b]``
-    answered. ``tree`` draws a random ancestor mask."""
+    """One call: request b appends ``rows[b]`` rows from ``starts[b]``, and the last ``queries[b]``
+    of them are answered. ``tree`` draws a random ancestor mask."""
 
     starts: tuple[int, ...]
     rows: tuple[int, ...]
@@ -97,7 +97,7 @@ def attend(
 def seen_positions(case: Case, start: int, query: int, ancestors: np.ndarray | None) -> list[int]:
     """By the definition: sinks and window; among a tree's own rows its ancestors only."""
     window = [p for p in range(max(0, query - case.window + 1), query + 1) if p >= case.n_sink]
-    by_rule = [p for p in range(min(case.n_sink, query + 1))] + window
+    by_rule = list(range(min(case.n_sink, query + 1))) + window
     if ancestors is None:
         return by_rule
     own = [start + int(i) for i in np.flatnonzero(ancestors)]
@@ -129,7 +129,9 @@ class WindowedRun:
         if case.tree:
             words = -(-max(case.rows) // 32)
             trees = [random_tree(n, generator) for n in case.rows]
-            self.masks = [tree[n - m :] for tree, n, m in zip(trees, case.rows, case.queries)]
+            self.masks = [
+                tree[n - m :] for tree, n, m in zip(trees, case.rows, case.queries, strict=True)
+            ]
             rows = [mask_words(row, words) for mask in self.masks for row in mask]
             self.ancestor_mask = torch.tensor(np.stack(rows), device=device)
 
@@ -173,7 +175,7 @@ class WindowedRun:
         case = self.case
         k, v = self._random(sum(case.rows))
         first = 0
-        for b, (start, n) in enumerate(zip(case.starts, case.rows)):
+        for b, (start, n) in enumerate(zip(case.starts, case.rows, strict=True)):
             self._remember(b, start, k[first : first + n], v[first : first + n])
             first += n
         q = torch.randn(sum(case.queries), case.n_query_heads, case.head_dim).to(case.dtype)
@@ -205,7 +207,7 @@ class WindowedRun:
         case = self.case
         q = self.q.cpu().float().double().numpy()
         rows = []
-        for b, (start, n, m) in enumerate(zip(case.starts, case.rows, case.queries)):
+        for b, (start, n, m) in enumerate(zip(case.starts, case.rows, case.queries, strict=True)):
             for i in range(m):
                 ancestors = None if self.masks is None else self.masks[b][i]
                 position = start + n - m + i
@@ -238,7 +240,7 @@ def check_append_writes_only_survivors(ops: Any, case: Case) -> None:
     after = run.ring_k.cpu().float()
     owner: dict[tuple[int, int], tuple[int, int]] = {}
     ring = case.capacity - case.n_sink
-    for b, (start, n) in enumerate(zip(case.starts, case.rows)):
+    for b, (start, n) in enumerate(zip(case.starts, case.rows, strict=True)):
         lane = int(run.lanes[b])
         for position in range(start, start + n):
             slot = position
@@ -269,7 +271,7 @@ def check_full_attention(
     page_size: int = 16,
     seed: int = 0,
 ) -> None:
-    """Verify-shaped calls: ``rows`` rows after ``lengths[b]`` cached ones, through shuffled pages."""
+    """A verify: ``rows`` rows after ``lengths[b]`` cached ones, through shuffled pages."""
     device, batch = ops.device_type, len(lengths)
     cache = dtype if kv_dtype is None else kv_dtype
     torch.manual_seed(seed)
@@ -296,7 +298,7 @@ def check_full_attention(
             torch.tensor(list(starts), dtype=torch.int64, device=device),
         )
         first = 0
-        for b, (start, count) in enumerate(zip(starts, counts)):
+        for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
             for i in range(count):
                 at = first + i
                 history[b][start + i] = (stored(k[at], cache, 1.0), stored(v[at], cache, 1.0))

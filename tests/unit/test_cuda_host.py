@@ -16,17 +16,24 @@ from typing import Any
 import pytest
 import torch
 
+from tllm_wmtp.bench import cuda_attention as bench
 from tllm_wmtp.ops import cuda
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-_SPEC = importlib.util.spec_from_file_location(
-    "kernel_cases", REPOSITORY / "tests/gpu/kernel_cases.py"
-)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-cases = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = cases
-_SPEC.loader.exec_module(cases)
+
+
+def script(path: str) -> Any:
+    """A Python file outside the package, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+cases = script("tests/gpu/kernel_cases.py")
 Case, E4M3 = cases.Case, cases.E4M3
 
 
@@ -211,7 +218,7 @@ def test_order_of_threads_does_not_matter(ops: Any) -> None:
     assert all(torch.equal(answers[0], other) for other in answers[1:])
 
 
-# --- Planning --------------------------------------------------------------------------------------
+# --- Planning ------------------------------------------------------------------------------------
 
 
 def windowed_shape(**changes: Any) -> Any:
@@ -280,7 +287,7 @@ def test_a_plan_serves_smaller_batches(ops: Any) -> None:
         assert largest.n_splits * queries * heads_and_state <= largest.workspace_bytes
 
 
-# --- Checking --------------------------------------------------------------------------------------
+# --- Checking ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -310,9 +317,8 @@ def test_a_bad_shape_is_named(ops: Any, changes: dict[str, int], words: tuple[st
 
 
 def test_bad_buffers_are_named(ops: Any) -> None:
-    pointers = (
-        "q k v ring_k ring_v row_offsets query_offsets start_positions lanes out workspace".split()
-    )
+    pointers = [name for name, kind in cuda.WindowedBuffers._fields_ if kind is ctypes.c_void_p]
+    pointers.remove("ancestor_mask")
     good = dict.fromkeys(pointers, 4096) | {"softmax_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0}
 
     def objection(**changes: Any) -> str:
@@ -339,7 +345,7 @@ def test_bad_tensors_are_named(ops: Any) -> None:
         run()
 
 
-# --- Formats ---------------------------------------------------------------------------------------
+# --- Formats -------------------------------------------------------------------------------------
 
 
 def append_bits(ops: Any, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -375,7 +381,7 @@ def test_e4m3_saturates(ops: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_e4m3_code_reads_exactly(ops: Any, dtype: torch.dtype) -> None:
-    """A query that sees only its own key answers that key's value, so every code of V comes back."""
+    """A query that sees only its own key answers that key's value: every code of V comes back."""
     codes = torch.arange(256, dtype=torch.uint8)
     codes = torch.where(codes % 128 == 127, 0, codes)  # not the two NaN codes
     values = codes.view(E4M3).float()
@@ -398,3 +404,74 @@ def test_every_e4m3_code_reads_exactly(ops: Any, dtype: torch.dtype) -> None:
         0.125,
     )
     assert torch.equal(out.float().flatten(), values)
+
+
+# --- What only a GPU runs -------------------------------------------------------------------------
+
+
+def test_the_gpu_tests_themselves(ops: Any) -> None:
+    """Their bodies pass on the emulator, so a failure on a GPU is the GPU's."""
+    gpu = script("tests/gpu/test_cuda_kernels.py")
+    gpu.test_attention_agrees_with_float64(ops, torch.bfloat16, E4M3, (6, 2), 64)
+    gpu.test_ragged_batches(ops, 7)
+    gpu.test_every_boundary(ops, torch.bfloat16, 3)
+    gpu.test_append_writes_only_survivors(ops, None)
+    gpu.test_full_attention_agrees_with_float64(ops, torch.float32, 64)
+    case = Case(starts=(0, 57), rows=(1, 1), queries=(1, 1), window=50)
+    gpu.follow_growing_requests(ops, case, steps=70, check_every=7)
+
+
+def test_every_row_of_the_bench_is_complete(ops: Any) -> None:
+    setup = bench.Setup(
+        window=60,
+        spare=4,
+        n_query_heads=4,
+        head_dims=(64,),
+        batches=(1, 16, 64),
+        native_contexts=(70,),
+        position=500,
+        rotate_bytes=1 << 14,
+        copy_bytes=1 << 16,
+        runs=3,
+    )
+    result = bench.measure(ops, setup, log=lambda line: None)
+    by_what = {
+        (row["what"], row["arm"], row["batch"], row["kv_dtype"]): row for row in result["rows"]
+    }
+    for batch in setup.batches:
+        for kv_dtype in ("bfloat16", "float8_e4m3fn"):
+            ours = by_what["ours", "windowed", batch, kv_dtype]
+            copy = by_what["copy", "windowed", batch, kv_dtype]
+            assert ours["bytes"] == copy["bytes"]
+            assert ours["keys"] == 64
+            element = 2 if kv_dtype == "bfloat16" else 1
+            assert ours["bytes"] >= batch * 64 * 2 * 2 * 64 * element
+        assert ("sdpa", "windowed", batch, "bfloat16") in by_what
+    assert ("ours", "native", 1, "bfloat16") in by_what
+    for row in result["rows"]:
+        numbers = [value for value in row.values() if isinstance(value, float)]
+        assert all(math.isfinite(number) and number > 0 for number in numbers)
+        assert row["us_low"] <= row["us"] <= row["us_high"]
+        assert row["floor_us"] == pytest.approx(row["us"] * row["of_copy_bandwidth"])
+    assert all(row["reason"] for row in result["missing"])
+    goals = bench.goals(result["rows"])
+    assert sorted({goal["batch"] for goal in goals}) == [1, 16, 64]
+    assert len(setup.name()) == 12
+
+
+def test_gpu_check_builds_every_source_and_stops_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    check = script("build_scripts/gpu_check.py")
+    command = " ".join(check.build_command("nvcc", check.target_of((9, 0))))
+    assert "arch=compute_90a,code=sm_90a" in command
+    assert check.target_of((8, 0)) == "80"
+    for source in ("launch.cpp", "check.cpp", "device_info.cpp", "c_api.cpp", "kernels.cu"):
+        assert f"cpp/src/cuda/{source}" in command
+    assert "emulation" not in command
+    if not torch.cuda.is_available():
+        out = tmp_path / "result.json"
+        monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(out)])
+        assert check.main() == check.NO_GPU
+        assert "no CUDA device" in capsys.readouterr().out
+        assert not out.exists()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
+import itertools
 import json
 import statistics
 import time
@@ -97,9 +99,7 @@ def time_calls(calls: Sequence[Call], device: str, runs: int) -> Timing:
         graph.replay()
         event.record()
     torch.cuda.synchronize()
-    return summary(
-        [a.elapsed_time(b) * 1e3 / len(calls) for a, b in zip(events, events[1:], strict=False)]
-    )
+    return summary([a.elapsed_time(b) * 1e3 / len(calls) for a, b in itertools.pairwise(events)])
 
 
 def copies(total_bytes: int, rotate_bytes: int, device: str) -> list[Call]:
@@ -200,7 +200,7 @@ class Attention:
         Raises:
             ImportError: it is not installed.
         """
-        import flashinfer
+        flashinfer = importlib.import_module("flashinfer")
 
         page = 16
         pages = self.keys // page
