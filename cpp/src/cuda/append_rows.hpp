@@ -73,7 +73,8 @@ struct AppendRowsKernel
         return type == DType::kBFloat16 ? float_from_bf16(bits) : float_from_fp16(bits);
     }
 
-    static WMTP_DEVICE void convert(AppendArgs const& args, Words4 const (&in)[4], float inverse_scale, Words4 (&out)[4])
+    static WMTP_DEVICE void convert(
+        AppendArgs const& args, Words4 const (&in)[4], float inverse_scale, Words4 (&out)[4])
     {
         WMTP_UNROLL
         for (int i = 0; i < kElements; ++i)
@@ -89,8 +90,8 @@ struct AppendRowsKernel
             }
             else
             {
-                uint32_t const bits
-                    = args.kv_dtype == DType::kBFloat16 ? bf16_from_float(value) : fp16_from_float(value);
+                uint32_t const bits =
+                    args.kv_dtype == DType::kBFloat16 ? bf16_from_float(value) : fp16_from_float(value);
                 out[i / 8].w[i % 8 / 2] |= bits << (i % 2 * 16);
             }
         }

@@ -11,7 +11,7 @@ namespace wmtp::cuda
 struct AttendSimple
 {
     using Args = AttentionArgs;
-    static constexpr int kThreads = 128;
+    static constexpr int kThreads = kAttendThreads;
     static constexpr int kMinBlocks = 3;
     static constexpr int kMaxHeadDim = 256;
     static constexpr int kDims = kMaxHeadDim / kThreads; //!< output dims of a thread

@@ -13,6 +13,8 @@
 // - Values: a lane has 8 consecutive dims of four keys. Pairing the same dim of two keys is a byte permutation, and the
 //   i-th dim of every lane's eight makes the i-th output tile.
 
+#include <type_traits>
+
 #include "row_tile.hpp"
 
 namespace wmtp::cuda
@@ -22,7 +24,7 @@ template <int kHeadDim, DType kRow, bool kCache8>
 struct AttendTensorCore
 {
     using Args = AttentionArgs;
-    static constexpr int kThreads = 128;
+    static constexpr int kThreads = kAttendThreads;
     static constexpr int kMinBlocks = kHeadDim == 256 ? 2 : kHeadDim == 128 ? 3 : 4;
 
     static constexpr int kElementBytes = kCache8 ? 1 : 2;
@@ -140,13 +142,12 @@ struct AttendTensorCore
             WMTP_UNROLL
             for (int i = 0; i < 4; ++i)
             {
-                int32_t const key
-                    = first_key + (me.key_group * kValueSteps + step) * 16 + 2 * me.t + i % 2 + i / 2 * 8;
+                int32_t const key = first_key + (me.key_group * kValueSteps + step) * 16 + 2 * me.t + i % 2 + i / 2 * 8;
                 values.raw[step][i] = ValueWords{};
                 if (key < tile.keys.count)
                 {
-                    char const* const at = key_row(args, tile, args.v_cache, key)
-                        + (me.dim_group * 64 + me.g * 8) * kElementBytes;
+                    char const* const at =
+                        key_row(args, tile, args.v_cache, key) + (me.dim_group * 64 + me.g * 8) * kElementBytes;
                     if constexpr (kCache8)
                     {
                         values.raw[step][i] = load_8_bytes(at);
@@ -195,8 +196,7 @@ struct AttendTensorCore
             WMTP_UNROLL
             for (int odd = 0; odd < 2; ++odd)
             {
-                uint32_t const a[4]
-                    = {low.w[odd * 2], high.w[odd * 2], low.w[odd * 2 + 1], high.w[odd * 2 + 1]};
+                uint32_t const a[4] = {low.w[odd * 2], high.w[odd * 2], low.w[odd * 2 + 1], high.w[odd * 2 + 1]};
                 WMTP_UNROLL
                 for (int n = 0; n < 2; ++n)
                 {
@@ -225,8 +225,8 @@ struct AttendTensorCore
                     int32_t const key = first_key + me.warp * 16 + n * 8 + 2 * me.t + i % 2;
                     int32_t const row = me.g + i / 2 * 8;
                     if (key >= tile.keys.count
-                        || !sees(tile.rule, shared.tile.position[row], tile.ancestors(args, row),
-                            tile.keys.position(key)))
+                        || !sees(
+                            tile.rule, shared.tile.position[row], tile.ancestors(args, row), tile.keys.position(key)))
                     {
                         scores[n][i] = negative_infinity();
                     }
@@ -235,16 +235,14 @@ struct AttendTensorCore
         }
     }
 
-    static WMTP_DEVICE void add_values(
-        Shared const& shared, Lane const& me, Values const& values, float (&acc)[8][4])
+    static WMTP_DEVICE void add_values(Shared const& shared, Lane const& me, Values const& values, float (&acc)[8][4])
     {
         WMTP_UNROLL
         for (int step = 0; step < kValueSteps; ++step)
         {
-            uint32_t const* const weights
-                = shared.weights + (me.key_group * kValueSteps + step) * 8 + me.t + me.g * kWeightStride;
-            uint32_t const a[4]
-                = {weights[0], weights[8 * kWeightStride], weights[4], weights[8 * kWeightStride + 4]};
+            uint32_t const* const weights =
+                shared.weights + (me.key_group * kValueSteps + step) * 8 + me.t + me.g * kWeightStride;
+            uint32_t const a[4] = {weights[0], weights[8 * kWeightStride], weights[4], weights[8 * kWeightStride + 4]};
             WMTP_UNROLL
             for (int pair = 0; pair < 4; ++pair) // dims 2 * pair and 2 * pair + 1 of a lane's eight
             {
@@ -261,10 +259,10 @@ struct AttendTensorCore
                         words[i] = values.raw[step][i].w[pair];
                     }
                 }
-                uint32_t const even[2]
-                    = {permute_bytes(words[0], words[1], 0x5410), permute_bytes(words[2], words[3], 0x5410)};
-                uint32_t const odd[2]
-                    = {permute_bytes(words[0], words[1], 0x7632), permute_bytes(words[2], words[3], 0x7632)};
+                uint32_t const even[2] = {
+                    permute_bytes(words[0], words[1], 0x5410), permute_bytes(words[2], words[3], 0x5410)};
+                uint32_t const odd[2] = {
+                    permute_bytes(words[0], words[1], 0x7632), permute_bytes(words[2], words[3], 0x7632)};
                 tensor_core_step<kRow>(acc[2 * pair], a, even);
                 tensor_core_step<kRow>(acc[2 * pair + 1], a, odd);
             }
@@ -336,8 +334,8 @@ struct AttendTensorCore
                     WMTP_UNROLL
                     for (int i = 0; i < 4; ++i)
                     {
-                        words.w[i] = pack_pair<kRow>(acc[2 * i][2 * half + odd] * factor,
-                            acc[2 * i + 1][2 * half + odd] * factor);
+                        words.w[i] = pack_pair<kRow>(
+                            acc[2 * i][2 * half + odd] * factor, acc[2 * i + 1][2 * half + odd] * factor);
                     }
                     store_16_bytes(static_cast<uint16_t*>(args.out) + query_head * kHeadDim + dim + odd * 8, words);
                 }

@@ -1,6 +1,6 @@
-// The launchers with C linkage, for callers that load the library at run time. Structs are those of launch.hpp; a caller
-// compares wmtp_cuda_struct_size with its own declarations. An error text goes into the caller's buffer; the functions
-// that give one return its length, 0 when there is nothing to say.
+// The launchers with C linkage, for callers that load the library at run time. Structs are those of launch.hpp; a
+// caller compares wmtp_cuda_struct_size with its own declarations. An error text goes into the caller's buffer; the
+// functions that give one return its length, 0 when there is nothing to say.
 
 #include <cstdint>
 #include <cstring>

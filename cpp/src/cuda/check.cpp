@@ -57,8 +57,7 @@ private:
 
 bool known_type(DType type)
 {
-    return type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16
-        || type == DType::kFloat8E4M3;
+    return type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16 || type == DType::kFloat8E4M3;
 }
 
 void check_attention(Rules& rules, AttentionShape const& shape, bool has_queries)
@@ -94,8 +93,8 @@ void check_cells(Rules& rules, char const* outer, int64_t n, char const* inner, 
     rules.require(size >= 1, inner, " ", size, ": must be positive; allocate the cache first");
     if (rules.holds())
     {
-        rules.require(n < kMaxCells && size < kMaxCells && n * size < kMaxCells, outer, " ", n, " x ", inner, " ",
-            size, " cells: must be fewer than 2^31; split the cache");
+        rules.require(n < kMaxCells && size < kMaxCells && n * size < kMaxCells, outer, " ", n, " x ", inner, " ", size,
+            " cells: must be fewer than 2^31; split the cache");
     }
 }
 
@@ -168,8 +167,8 @@ std::string check(WindowedShape const& shape, WindowedBuffers const& buffers)
     }
     if (shape.n_requests > 0 && shape.n_queries > 0)
     {
-        check_pointers(rules,
-            {{"q", buffers.q, 16}, {"out", buffers.out, 16}, {"query_offsets", buffers.query_offsets, 4}});
+        check_pointers(
+            rules, {{"q", buffers.q, 16}, {"out", buffers.out, 16}, {"query_offsets", buffers.query_offsets, 4}});
         rules.require((shape.mask_words > 0) == (buffers.ancestor_mask != nullptr), "mask_words ", shape.mask_words,
             buffers.ancestor_mask == nullptr ? " without ancestor_mask" : " with an ancestor_mask",
             ": pass both for a tree, neither for a chain");

@@ -152,15 +152,15 @@ WMTP_DEVICE void tensor_core_step(float (&c)[4], uint32_t const (&a)[4], uint32_
     {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                      "{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
     else
     {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                      "{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
 }
 
@@ -305,7 +305,8 @@ WMTP_DEVICE Words2 expand_e4m3(uint32_t codes)
 
 WMTP_DEVICE void store_floats(float* address, Floats4 value)
 {
-    store_16_bytes(address, Words4{{bits_of(value.f[0]), bits_of(value.f[1]), bits_of(value.f[2]), bits_of(value.f[3])}});
+    store_16_bytes(
+        address, Words4{{bits_of(value.f[0]), bits_of(value.f[1]), bits_of(value.f[2]), bits_of(value.f[3])}});
 }
 
 WMTP_DEVICE Floats4 load_floats(float const* address)

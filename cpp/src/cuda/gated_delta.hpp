@@ -1,8 +1,8 @@
 #pragma once
 
 // Gated DeltaNet rows. Columns of the state never mix, so a block has 32 of them in shared memory while all rows pass
-// over it; four warps share the key dims. Grid: value head, request, 32 columns. Rows and commit run the same operations
-// in the same order, so a committed state is bit for bit the one the rows went through.
+// over it; four warps share the key dims. Grid: value head, request, 32 columns. Rows and commit run the same
+// operations in the same order, so a committed state is bit for bit the one the rows went through.
 
 #include "arguments.hpp"
 #include "device.hpp"

@@ -30,8 +30,8 @@ cudaError_t gated_delta(GatedDeltaArgs const& args, cudaStream_t stream)
 {
     using Rows = GatedDelta<false>;
     using Commit = GatedDelta<true>;
-    Grid const grid{args.shape.n_value_heads, args.shape.n_requests,
-        (args.shape.value_dim + Rows::kColumns - 1) / Rows::kColumns};
+    Grid const grid{
+        args.shape.n_value_heads, args.shape.n_requests, (args.shape.value_dim + Rows::kColumns - 1) / Rows::kColumns};
     return args.counts == nullptr ? launch<Rows>(grid, args, stream) : launch<Commit>(grid, args, stream);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Launches of the compiled kernels, by file: each attend_*.cu instantiates three head sizes, so that a build can compile
-// them side by side.
+// Launches of the compiled kernels, by file: each attend_*.cu instantiates three head sizes, so that a build can
+// compile them side by side.
 
 #include "arguments.hpp"
 

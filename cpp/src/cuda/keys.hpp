@@ -81,9 +81,9 @@ WMTP_HD int64_t tree_position(uint32_t const* ancestors, int64_t start, int32_t 
 //! Positions that the rows of a tile see between them.
 struct TileQueries
 {
-    int64_t first;    //!< smallest logical position of a row
-    int64_t last;     //!< largest
-    int64_t end;      //!< no row sees a position from here on
+    int64_t first; //!< smallest logical position of a row
+    int64_t last;  //!< largest
+    int64_t end;   //!< no row sees a position from here on
     bool has_mask;
 };
 
@@ -94,8 +94,8 @@ struct KeyList
     int32_t count;
     int32_t n_sinks;
     int64_t window_shift;
-    int32_t end[2];  //!< keys before end[0] lie in segment 0, before end[1] in segment 1, the others in segment 2
-    int32_t base[3]; //!< cell - i
+    int32_t end[2];      //!< keys before end[0] lie in segment 0, before end[1] in segment 1, the others in segment 2
+    int32_t base[3];     //!< cell - i
     int32_t clear_begin; //!< keys in [clear_begin, clear_end) are seen by every row
     int32_t clear_end;
 
@@ -117,8 +117,7 @@ struct KeyList
 
 //! Cells are numbered through all lanes; `first_cell` is the lane's. Pages have a table instead: their cells are not
 //! used and `is_ring` is false.
-WMTP_HD KeyList list_keys(
-    VisibilityRule rule, TileQueries queries, bool is_ring, int64_t capacity, int32_t first_cell)
+WMTP_HD KeyList list_keys(VisibilityRule rule, TileQueries queries, bool is_ring, int64_t capacity, int32_t first_cell)
 {
     VisibleRanges const ranges = visible_ranges(rule.n_sink, rule.window, queries.first);
     int64_t begin = ranges.window.begin;
@@ -136,7 +135,8 @@ WMTP_HD KeyList list_keys(
     keys.count = static_cast<int32_t>(keys.n_sinks + queries.end - begin);
 
     int64_t const clear_first = queries.last - rule.window + 1;
-    keys.clear_begin = clear_first <= begin ? 0 : static_cast<int32_t>(smaller(clear_first - keys.window_shift, keys.count));
+    keys.clear_begin =
+        clear_first <= begin ? 0 : static_cast<int32_t>(smaller(clear_first - keys.window_shift, keys.count));
     keys.clear_end = static_cast<int32_t>(larger(clear_last + 1 - keys.window_shift, 0));
 
     if (is_ring)

@@ -41,8 +41,7 @@ int64_t row_tile_numbers(AttentionShape const& shape, int32_t n_queries, int32_t
     return first_row_tile(n_queries, group_of(shape), n_requests);
 }
 
-Plan plan_splits(
-    AttentionShape const& shape, int32_t n_requests, int32_t n_queries, int64_t max_keys, int32_t n_sms)
+Plan plan_splits(AttentionShape const& shape, int32_t n_requests, int32_t n_queries, int64_t max_keys, int32_t n_sms)
 {
     if (n_queries < 1 || n_requests < 1)
     {
@@ -116,9 +115,8 @@ cudaError_t attend(AttentionShape const& shape, AttentionArgs const& args, cudaS
     return merge_splits(merge, stream);
 }
 
-AppendArgs append_args(
-    AttentionShape const& shape, int32_t n_requests, int32_t n_rows, void const* k, void const* v, float k_scale,
-    float v_scale)
+AppendArgs append_args(AttentionShape const& shape, int32_t n_requests, int32_t n_rows, void const* k, void const* v,
+    float k_scale, float v_scale)
 {
     AppendArgs args{};
     args.k = k;
@@ -138,14 +136,12 @@ AppendArgs append_args(
 Plan plan(WindowedShape const& shape, int32_t n_sms)
 {
     int64_t const visible = shape.n_sink + shape.window + shape.n_queries;
-    return plan_splits(
-        shape.attention, shape.n_requests, shape.n_queries, smaller(visible, shape.capacity), n_sms);
+    return plan_splits(shape.attention, shape.n_requests, shape.n_queries, smaller(visible, shape.capacity), n_sms);
 }
 
 Plan plan(PagedShape const& shape, int32_t n_sms)
 {
-    return plan_splits(
-        shape.attention, shape.n_requests, shape.n_queries, shape.max_pages * shape.page_size, n_sms);
+    return plan_splits(shape.attention, shape.n_requests, shape.n_queries, shape.max_pages * shape.page_size, n_sms);
 }
 
 cudaError_t run_ring_append(WindowedShape const& shape, WindowedBuffers const& buffers, cudaStream_t stream)
@@ -154,8 +150,8 @@ cudaError_t run_ring_append(WindowedShape const& shape, WindowedBuffers const& b
     {
         return cudaSuccess;
     }
-    AppendArgs args = append_args(shape.attention, shape.n_requests, shape.n_rows, buffers.k, buffers.v,
-        buffers.k_scale, buffers.v_scale);
+    AppendArgs args = append_args(
+        shape.attention, shape.n_requests, shape.n_rows, buffers.k, buffers.v, buffers.k_scale, buffers.v_scale);
     args.k_cache = buffers.ring_k;
     args.v_cache = buffers.ring_v;
     args.row_offsets = buffers.row_offsets;
@@ -197,8 +193,8 @@ cudaError_t run_paged_append(PagedShape const& shape, PagedBuffers const& buffer
     {
         return cudaSuccess;
     }
-    AppendArgs args = append_args(shape.attention, shape.n_requests, shape.n_rows, buffers.k, buffers.v,
-        buffers.k_scale, buffers.v_scale);
+    AppendArgs args = append_args(
+        shape.attention, shape.n_requests, shape.n_rows, buffers.k, buffers.v, buffers.k_scale, buffers.v_scale);
     args.k_cache = buffers.k_pages;
     args.v_cache = buffers.v_pages;
     args.row_offsets = buffers.row_offsets;

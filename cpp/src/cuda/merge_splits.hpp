@@ -78,8 +78,8 @@ struct MergeSplits
                 float const weight = shared.weight[s];
                 if (weight > 0.0F)
                 {
-                    Floats4 const part
-                        = load_floats(args.partial_acc + (s * split_stride + query_head) * args.head_dim + dim);
+                    Floats4 const part =
+                        load_floats(args.partial_acc + (s * split_stride + query_head) * args.head_dim + dim);
                     WMTP_UNROLL
                     for (int i = 0; i < 4; ++i)
                     {

@@ -170,9 +170,7 @@ WMTP_HD void store_element(void* data, DType type, int64_t index, float value)
     switch (type)
     {
     case DType::kFloat32: static_cast<float*>(data)[index] = value; return;
-    case DType::kBFloat16:
-        static_cast<uint16_t*>(data)[index] = static_cast<uint16_t>(bf16_from_float(value));
-        return;
+    case DType::kBFloat16: static_cast<uint16_t*>(data)[index] = static_cast<uint16_t>(bf16_from_float(value)); return;
     case DType::kFloat16: static_cast<uint16_t*>(data)[index] = static_cast<uint16_t>(fp16_from_float(value)); return;
     case DType::kFloat8E4M3: static_cast<uint8_t*>(data)[index] = static_cast<uint8_t>(e4m3_from_float(value)); return;
     }

@@ -8,6 +8,8 @@
 namespace wmtp::cuda
 {
 
+constexpr int32_t kAttendThreads = 128; //!< of every kernel that opens row tiles
+
 struct RowTileShared
 {
     int32_t request;
@@ -63,8 +65,8 @@ WMTP_DEVICE int32_t cell_of(AttentionArgs const& args, RowTile const& tile, int3
 }
 
 //! Position of query `query` of the request, counted from its first.
-WMTP_DEVICE int64_t query_position(AttentionArgs const& args, int32_t request, int32_t first_query, int32_t n_queries,
-    int32_t query)
+WMTP_DEVICE int64_t query_position(
+    AttentionArgs const& args, int32_t request, int32_t first_query, int32_t n_queries, int32_t query)
 {
     if (args.query_positions != nullptr)
     {
@@ -91,7 +93,7 @@ WMTP_DEVICE RowTile open_row_tile(AttentionArgs const& args, RowTileShared& shar
         shared.request = -1;
     }
     sync_block();
-    for (int32_t b = thread; b < args.n_requests; b += 128)
+    for (int32_t b = thread; b < args.n_requests; b += kAttendThreads)
     {
         int32_t const begin = first_row_tile(args.query_offsets[b], args.group, b);
         int32_t const end = first_row_tile(args.query_offsets[b + 1], args.group, b + 1);
@@ -119,8 +121,7 @@ WMTP_DEVICE RowTile open_row_tile(AttentionArgs const& args, RowTileShared& shar
     if (thread < kTileRows)
     {
         int32_t const row = tile.first_row + thread < n_rows ? tile.first_row + thread : n_rows - 1;
-        shared.position[thread]
-            = query_position(args, tile.request, tile.first_query, n_queries, row / args.group);
+        shared.position[thread] = query_position(args, tile.request, tile.first_query, n_queries, row / args.group);
     }
     sync_block();
     TileQueries queries{shared.position[0], shared.position[0], 0, args.ancestor_mask != nullptr};
@@ -139,7 +140,8 @@ WMTP_DEVICE RowTile open_row_tile(AttentionArgs const& args, RowTileShared& shar
         first_cell = static_cast<int32_t>(args.lanes[tile.request] * args.capacity);
         if (queries.has_mask)
         {
-            queries.end = tile.rule.appended_begin + args.row_offsets[tile.request + 1] - args.row_offsets[tile.request];
+            queries.end =
+                tile.rule.appended_begin + args.row_offsets[tile.request + 1] - args.row_offsets[tile.request];
         }
     }
     tile.keys = list_keys(tile.rule, queries, is_ring, args.capacity, first_cell);
@@ -152,8 +154,8 @@ WMTP_DEVICE void leave_empty_split(AttentionArgs const& args, RowTile const& til
     int32_t const row = thread_index();
     if (args.n_splits > 1 && row < kTileRows && tile.has(row))
     {
-        float* const state
-            = args.partial_state + 2 * args.state_index(block_z(), tile.query_head(args, block_y(), row));
+        float* const state =
+            args.partial_state + 2 * args.state_index(block_z(), tile.query_head(args, block_y(), row));
         state[0] = negative_infinity();
         state[1] = 0.0F;
     }

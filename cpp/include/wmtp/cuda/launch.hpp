@@ -28,12 +28,12 @@ enum class DType : int32_t
     kFloat8E4M3 = 3, //!< caches only
 };
 
-//! Heads and types. Queries, appended rows and outputs share one type; the cache has that type, or 8 bits.
-//! 16-bit queries with head_dim 64, 128 or 256 run on tensor cores; any other head_dim that is a multiple of 8 up to
-//! 256, and float32, run on a simple kernel.
+//! Heads and types. Queries, appended rows and outputs share one type. 16-bit queries with head_dim 64, 128 or 256 and
+//! a cache of the same type or of 8 bits run on tensor cores; float32, other caches and any other head_dim that is a
+//! multiple of 16 up to 256 run on a simple kernel.
 struct AttentionShape
 {
-    int32_t n_query_heads; //!< a multiple of n_kv_heads, at most 16 per KV head
+    int32_t n_query_heads; //!< a multiple of n_kv_heads
     int32_t n_kv_heads;
     int32_t head_dim;
     DType row_dtype;
@@ -89,14 +89,14 @@ std::string check(WindowedShape const& shape, WindowedBuffers const& buffers);
 Plan plan(WindowedShape const& shape, int32_t n_sms);
 
 //! Append, then answer.
-cudaError_t run(
-    WindowedShape const& shape, Plan const& plan, WindowedBuffers const& buffers, cudaStream_t stream);
+cudaError_t run(WindowedShape const& shape, Plan const& plan, WindowedBuffers const& buffers, cudaStream_t stream);
 
 //! Append only: of the buffers it reads k, v, the rings, row_offsets, start_positions, lanes and the KV scales. The
 //! shape's queries and window are not looked at.
 cudaError_t run_ring_append(WindowedShape const& shape, WindowedBuffers const& buffers, cudaStream_t stream);
 
-// --- The target's full attention over pages ---------------------------------------------------------------------------
+// --- The target's full attention over pages
+// ---------------------------------------------------------------------------
 
 //! Position p of request b lies in page block_table[b, p / page_size].
 struct PagedShape
@@ -112,10 +112,10 @@ struct PagedShape
 
 struct PagedBuffers
 {
-    void const* q;                  //!< [n_queries, n_query_heads, head_dim]
-    void const* k;                  //!< append only: [n_rows, n_kv_heads, head_dim]
+    void const* q; //!< [n_queries, n_query_heads, head_dim]
+    void const* k; //!< append only: [n_rows, n_kv_heads, head_dim]
     void const* v;
-    void* k_pages;                  //!< [n_pages, page_size, n_kv_heads, head_dim]
+    void* k_pages; //!< [n_pages, page_size, n_kv_heads, head_dim]
     void* v_pages;
     int32_t const* block_table;     //!< [n_requests, max_pages]
     int32_t const* row_offsets;     //!< append only: [n_requests + 1]
@@ -136,7 +136,8 @@ cudaError_t run_paged_append(PagedShape const& shape, PagedBuffers const& buffer
 cudaError_t run_full_attention(
     PagedShape const& shape, Plan const& plan, PagedBuffers const& buffers, cudaStream_t stream);
 
-// --- Gated DeltaNet rows: the contract of wmtp/gated_delta.hpp with device pointers -----------------------------------
+// --- Gated DeltaNet rows: the contract of wmtp/gated_delta.hpp with device pointers
+// -----------------------------------
 
 std::string check(GatedDeltaShape const& shape);
 cudaError_t run_gated_delta_rows(float const* q, float const* k, float const* v, float const* g, float const* beta,
@@ -145,7 +146,8 @@ cudaError_t run_gated_delta_rows(float const* q, float const* k, float const* v,
 cudaError_t run_gated_delta_commit(float const* k, float const* g, float const* delta, float* state,
     int32_t const* slots, int32_t const* counts, GatedDeltaShape const& shape, cudaStream_t stream);
 
-// --- The machine ------------------------------------------------------------------------------------------------------
+// --- The machine
+// ------------------------------------------------------------------------------------------------------
 
 //! Streaming multiprocessors of the current device: what `plan` wants. Touches the driver; call it once.
 cudaError_t sm_count(int32_t* n_sms);

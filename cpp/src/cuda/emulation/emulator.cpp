@@ -1,7 +1,7 @@
 #include "emulator.hpp"
 
-#include <csetjmp>
 #include <cmath>
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <ucontext.h>

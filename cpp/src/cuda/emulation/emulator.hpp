@@ -55,8 +55,7 @@ cudaError_t launch(int64_t n_x, int64_t n_y, int64_t n_z, typename Kernel::Args 
             for (int64_t x = 0; x < n_x; ++x)
             {
                 std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(Shared));
-                int32_t const block[3]
-                    = {static_cast<int32_t>(x), static_cast<int32_t>(y), static_cast<int32_t>(z)};
+                int32_t const block[3] = {static_cast<int32_t>(x), static_cast<int32_t>(y), static_cast<int32_t>(z)};
                 run_block(block, Kernel::kThreads, [&] { Kernel::body(args, *shared); });
             }
         }
