@@ -157,6 +157,20 @@ def test_every_boundary(ops: Any, dtype: torch.dtype, rows: int) -> None:
     )
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_many_tiles_in_one_split(ops: Any, head_dim: int) -> None:
+    cases.check_windowed(
+        ops,
+        Case(
+            starts=(2000, 333, 5000, 90, 7, 444),
+            rows=(1,) * 6,
+            queries=(1,) * 6,
+            window=400,
+            head_dim=head_dim,
+        ),
+    )
+
+
 def test_a_ring_without_sinks_or_with_a_window_of_one(ops: Any) -> None:
     for n_sink, window in ((0, 30), (3, 1), (0, 1)):
         cases.check_windowed(
