@@ -15,9 +15,15 @@ from typing import Any
 
 import pytest
 import torch
+from engines import engine, outputs, run
+from tiny_model import random_prompts, tiny_checkpoint
 
 from tllm_wmtp.bench import cuda_attention as bench
+from tllm_wmtp.config import MtpConfig
+from tllm_wmtp.executor import draft
+from tllm_wmtp.models import cache
 from tllm_wmtp.ops import cuda
+from tllm_wmtp.sampling import SamplingParams
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -301,6 +307,18 @@ def test_a_plan_serves_smaller_batches(ops: Any) -> None:
         assert largest.n_splits * queries * heads_and_state <= largest.workspace_bytes
 
 
+def test_full_attention_splits_by_what_the_pages_can_hold(ops: Any) -> None:
+    heads = cuda.AttentionShape(16, 2, 256, 1, 1)
+    shape = cuda.PagedShape(heads, 1, 0, 8, 65536, 16, 65536)
+    # 8 rows of 8 heads are 4 row tiles: 8 blocks a split, 264 resident.
+    assert ops.plan_paged(shape, 132).n_splits == 33
+    few_pages = cuda.PagedShape(heads, 1, 0, 8, 65536, 16, 7)
+    assert ops.plan_paged(few_pages, 132).n_splits == 2
+    prefill = cuda.PagedShape(heads, 1, 0, 4096, 65536, 16, 65536)
+    assert ops.plan_paged(prefill, 132).n_splits == 1
+    assert ops.plan_paged(prefill, 132).workspace_bytes == 0
+
+
 # --- Checking ------------------------------------------------------------------------------------
 
 
@@ -328,6 +346,22 @@ def test_a_bad_shape_is_named(ops: Any, changes: dict[str, int], words: tuple[st
     text = ops.check_windowed(windowed_shape(**changes))
     for word in words:
         assert word in text
+
+
+def test_bad_pages_and_states_are_named(ops: Any) -> None:
+    heads = cuda.AttentionShape(16, 2, 256, 1, 1)
+    assert ops.check_paged(cuda.PagedShape(heads, 1, 1, 1, 8, 16, 4)) == ""
+    assert "page_size 0" in ops.check_paged(cuda.PagedShape(heads, 1, 1, 1, 8, 0, 4))
+    assert "max_pages 0" in ops.check_paged(cuda.PagedShape(heads, 1, 1, 1, 8, 16, 0))
+    assert "2^31" in ops.check_paged(cuda.PagedShape(heads, 1, 1, 1, 1 << 28, 16, 4))
+    assert ops.check_gated_delta(cuda.GatedDeltaShape(1, 1, 2, 4, 128, 128, 4)) == ""
+    for shape, words in (
+        ((1, 1, 2, 3, 128, 128, 4), "n_value_heads 3"),
+        ((1, 1, 2, 4, 512, 128, 4), "key_dim 512"),
+        ((1, 1, 2, 4, 128, 24, 4), "value_dim 24"),
+        ((1, 1, 2, 4, 128, 128, 0), "n_slots 0"),
+    ):
+        assert words in ops.check_gated_delta(cuda.GatedDeltaShape(*shape))
 
 
 def test_bad_buffers_are_named(ops: Any) -> None:
@@ -418,6 +452,34 @@ def test_every_e4m3_code_reads_exactly(ops: Any, dtype: torch.dtype) -> None:
         0.125,
     )
     assert torch.equal(out.float().flatten(), values)
+
+
+def test_the_embedded_runtime_gives_the_same_tokens(
+    ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill, draft, verify and commit on these kernels, and the tokens of the CPU kernels."""
+    folder = tiny_checkpoint(tmp_path, seed=11, vocab_size=5)
+    prompts = random_prompts([3, 40], 5)
+    params = SamplingParams(max_tokens=12)
+    speculation = MtpConfig(depth=4, window=16, n_sink=4)
+    expected = outputs(run(engine(folder, speculation), prompts, params))
+    calls: dict[str, int] = {}
+
+    def counted(name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            calls[name] = calls.get(name, 0) + 1
+            return getattr(ops, name)(*arguments)
+
+        return call
+
+    for module, names in (
+        (draft, ("ring_append", "windowed_draft_attention")),
+        (cache, ("paged_append", "full_attention", "gated_delta_rows", "gated_delta_commit")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, f"_{name}", counted(name))
+    assert outputs(run(engine(folder, speculation), prompts, params)) == expected
+    assert len(calls) == 6
 
 
 # --- What only a GPU runs -------------------------------------------------------------------------
