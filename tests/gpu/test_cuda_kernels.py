@@ -189,6 +189,35 @@ def test_operators_run_on_cuda_tensors_by_device_alone(cuda_ops: Any) -> None:
     assert error <= TOLERANCE[run.case.dtype] * 4
 
 
+def embedded_tokens(folder: Path, device: str) -> list[list[int]]:
+    """What the embedded runtime generates from a tiny checkpoint, with windowed drafts."""
+    from engines import outputs, run
+    from tiny_model import random_prompts
+
+    from tllm_wmtp.checkpoint.loader import load_model
+    from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
+    from tllm_wmtp.executor.engine import Engine
+    from tllm_wmtp.sampling import SamplingParams
+
+    limits = {
+        "max_seq_len": 512,
+        "prefill_chunk": 32,
+        "kv_cache": KvCacheConfig(tokens_per_page=16),
+    }
+    speculation = MtpConfig(depth=4, window=16, n_sink=4)
+    model = load_model(folder, device=device, with_head=True)
+    made = Engine(model, EngineConfig(speculation=speculation, device=device, **limits))
+    return outputs(run(made, random_prompts([3, 40, 77], 5), SamplingParams(max_tokens=24)))
+
+
+def test_the_embedded_runtime_gives_the_tokens_of_the_cpu(cuda_ops: Any, tmp_path: Path) -> None:
+    pytest.importorskip("tllm_wmtp._core")
+    from tiny_model import tiny_checkpoint
+
+    folder = tiny_checkpoint(tmp_path, seed=11, vocab_size=5)
+    assert embedded_tokens(folder, "cuda") == embedded_tokens(folder, "cpu")
+
+
 def test_no_invalid_access_under_compute_sanitizer(cuda_ops: Any) -> None:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:

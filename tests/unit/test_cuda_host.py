@@ -485,7 +485,7 @@ def test_the_embedded_runtime_gives_the_same_tokens(
 # --- What only a GPU runs -------------------------------------------------------------------------
 
 
-def test_the_gpu_tests_themselves(ops: Any) -> None:
+def test_the_gpu_tests_themselves(ops: Any, tmp_path: Path) -> None:
     """Their bodies pass on the emulator, so a failure on a GPU is the GPU's."""
     gpu = script("tests/gpu/test_cuda_kernels.py")
     gpu.test_attention_agrees_with_float64(ops, torch.bfloat16, E4M3, (6, 2), 64)
@@ -495,6 +495,7 @@ def test_the_gpu_tests_themselves(ops: Any) -> None:
     gpu.test_full_attention_agrees_with_float64(ops, torch.float32, 64)
     case = Case(starts=(0, 57), rows=(1, 1), queries=(1, 1), window=50)
     gpu.follow_growing_requests(ops, case, steps=70, check_every=7)
+    assert len(gpu.embedded_tokens(tiny_checkpoint(tmp_path, vocab_size=5), "cpu")) == 3
 
 
 def test_every_row_of_the_bench_is_complete(ops: Any) -> None:
