@@ -219,6 +219,15 @@ struct Tensors
         out = {in[0], in[7], in[8]};
     }
 
+    Tensors& withCapacity(int64_t capacity)
+    {
+        for (PluginTensorDesc* ring : {&in[7], &in[8], &out[1], &out[2]})
+        {
+            ring->dims.d[1] = capacity;
+        }
+        return *this;
+    }
+
     int32_t nbInputs() const
     {
         return static_cast<int32_t>(in.size());
@@ -572,16 +581,17 @@ void shapeRules(LoadedPlugin const& loaded)
 
 void workspace(LoadedPlugin const& loaded)
 {
-    IPluginCreatorV3One& creator = *loaded.creator();
-    Plugin const plugin = wrap(Fields{}.set(text("kv_dtype", "fp8")).create(creator));
-    Tensors const tensors{DataType::kBF16, DataType::kFP8};
+    // A window of many tiles of keys, which the plan splits.
+    Fields const fields = Fields{}.set(text("kv_dtype", "fp8")).set(integer("window", 4000)).set(integer("capacity", 4096));
+    Plugin const plugin = wrap(fields.create(*loaded.creator()));
+    Tensors const tensors = Tensors{DataType::kBF16, DataType::kFP8}.withCapacity(4096);
     CHECK(tensors.configure(plugin) == 0);
     size_t const reserved = tensors.workspace(plugin);
     CHECK(reserved > 0);
     Fields const stored = Fields::copyOf(*plugin.runtime->getFieldsToSerialize());
     CHECK(stored.valueOf("workspace_bytes") == static_cast<int64_t>(reserved));
     // Two profiles: the engine reserves the larger, whichever came first.
-    Tensors const small{DataType::kBF16, DataType::kFP8, false, 1, 1, 1};
+    Tensors const small = Tensors{DataType::kBF16, DataType::kFP8, false, 1, 1, 1}.withCapacity(4096);
     CHECK(small.configure(plugin) == 0);
     CHECK(Fields::copyOf(*plugin.runtime->getFieldsToSerialize()) == stored);
     CHECK(small.workspace(plugin) <= reserved);
