@@ -10,8 +10,19 @@ namespace wmtp::cuda
 
 constexpr int32_t kAttendThreads = 128; //!< of every kernel that opens row tiles
 
+//! What the device arrays say about one request.
+struct RequestFacts
+{
+    int64_t start; //!< ring only, like the next two
+    int32_t n_appended;
+    int32_t lane;
+    int32_t first_query;
+    int32_t n_queries;
+};
+
 struct RowTileShared
 {
+    RequestFacts facts;
     int32_t request;
     int32_t tile;
     int64_t position[kTileRows]; //!< of each row; rows past the last repeat it
@@ -64,64 +75,91 @@ WMTP_DEVICE int32_t cell_of(AttentionArgs const& args, RowTile const& tile, int3
     return table[page] * args.page_size + (key - page * args.page_size);
 }
 
+//! All reads at once: none of them waits for another.
+WMTP_DEVICE RequestFacts read_facts(AttentionArgs const& args, int32_t request)
+{
+    RequestFacts facts{};
+    facts.first_query = args.query_offsets[request];
+    facts.n_queries = args.query_offsets[request + 1] - facts.first_query;
+    if (args.query_positions == nullptr)
+    {
+        facts.start = args.start_positions[request];
+        facts.n_appended = args.row_offsets[request + 1] - args.row_offsets[request];
+        facts.lane = args.lanes[request];
+    }
+    return facts;
+}
+
 //! Position of query `query` of the request, counted from its first.
-WMTP_DEVICE int64_t query_position(
-    AttentionArgs const& args, int32_t request, int32_t first_query, int32_t n_queries, int32_t query)
+WMTP_DEVICE int64_t query_position(AttentionArgs const& args, RequestFacts const& facts, int32_t query)
 {
     if (args.query_positions != nullptr)
     {
-        return args.query_positions[first_query + query];
+        return args.query_positions[facts.first_query + query];
     }
-    int64_t const start = args.start_positions[request];
-    int32_t const n_appended = args.row_offsets[request + 1] - args.row_offsets[request];
     if (args.ancestor_mask == nullptr)
     {
-        return start + n_appended - n_queries + query;
+        return facts.start + facts.n_appended - facts.n_queries + query;
     }
-    int32_t const n_bits = n_appended < args.mask_words * 32 ? n_appended : args.mask_words * 32;
-    uint32_t const* const words = args.ancestor_mask + static_cast<int64_t>(first_query + query) * args.mask_words;
-    return tree_position(words, start, n_bits);
+    int32_t const n_bits = facts.n_appended < args.mask_words * 32 ? facts.n_appended : args.mask_words * 32;
+    int64_t const row = facts.first_query + query;
+    return tree_position(args.ancestor_mask + row * args.mask_words, facts.start, n_bits);
 }
 
-//! Called by every thread of the block; the block's x index is the number of its row tile.
-WMTP_DEVICE RowTile open_row_tile(AttentionArgs const& args, RowTileShared& shared)
+//! Finds the request that owns this block's row tile, every thread looking at other requests.
+WMTP_DEVICE void find_request(AttentionArgs const& args, RowTileShared& shared)
 {
-    RowTile tile{};
     int32_t const thread = thread_index();
     if (thread == 0)
     {
         shared.request = -1;
     }
+    // Read before the barrier, so that the facts are there when the request is known: at batch 1 a block waits for
+    // memory once before it asks for keys, not twice.
+    RequestFacts facts = read_facts(args, thread < args.n_requests ? thread : args.n_requests - 1);
     sync_block();
     for (int32_t b = thread; b < args.n_requests; b += kAttendThreads)
     {
-        int32_t const begin = first_row_tile(args.query_offsets[b], args.group, b);
-        int32_t const end = first_row_tile(args.query_offsets[b + 1], args.group, b + 1);
+        if (b != thread)
+        {
+            facts = read_facts(args, b);
+        }
+        int32_t const begin = first_row_tile(facts.first_query, args.group, b);
+        int32_t const end = first_row_tile(facts.first_query + facts.n_queries, args.group, b + 1);
         if (begin <= block_x() && block_x() < end)
         {
             shared.request = b;
             shared.tile = block_x() - begin;
+            shared.facts = facts;
         }
     }
     sync_block();
+}
+
+//! Called by every thread of the block; the block's x index is the number of its row tile.
+WMTP_DEVICE RowTile open_row_tile(AttentionArgs const& args, RowTileShared& shared)
+{
+    find_request(args, shared);
+    RowTile tile{};
     tile.request = shared.request;
     if (tile.request < 0)
     {
         return tile; // a launch for more rows than there are
     }
-    tile.first_query = args.query_offsets[tile.request];
-    int32_t const n_queries = args.query_offsets[tile.request + 1] - tile.first_query;
-    int32_t const n_rows = n_queries * args.group;
+    RequestFacts const facts = shared.facts;
+    tile.first_query = facts.first_query;
     tile.first_row = shared.tile * kTileRows;
+    int32_t const n_rows = facts.n_queries * args.group;
     if (tile.first_row >= n_rows)
     {
         return tile;
     }
     tile.n_rows = n_rows;
+    int32_t const thread = thread_index();
     if (thread < kTileRows)
     {
         int32_t const row = tile.first_row + thread < n_rows ? tile.first_row + thread : n_rows - 1;
-        shared.position[thread] = query_position(args, tile.request, tile.first_query, n_queries, row / args.group);
+        shared.position[thread] = query_position(args, facts, row / args.group);
     }
     sync_block();
     TileQueries queries{shared.position[0], shared.position[0], 0, args.ancestor_mask != nullptr};
@@ -130,20 +168,10 @@ WMTP_DEVICE RowTile open_row_tile(AttentionArgs const& args, RowTileShared& shar
         queries.first = smaller(queries.first, shared.position[row]);
         queries.last = larger(queries.last, shared.position[row]);
     }
-    queries.end = queries.last + 1;
-    tile.rule = VisibilityRule{args.n_sink, args.window, 0};
+    queries.end = queries.has_mask ? facts.start + facts.n_appended : queries.last + 1;
+    tile.rule = VisibilityRule{args.n_sink, args.window, facts.start};
     bool const is_ring = args.query_positions == nullptr;
-    int32_t first_cell = 0;
-    if (is_ring)
-    {
-        tile.rule.appended_begin = args.start_positions[tile.request];
-        first_cell = static_cast<int32_t>(args.lanes[tile.request] * args.capacity);
-        if (queries.has_mask)
-        {
-            queries.end =
-                tile.rule.appended_begin + args.row_offsets[tile.request + 1] - args.row_offsets[tile.request];
-        }
-    }
+    auto const first_cell = static_cast<int32_t>(facts.lane * args.capacity);
     tile.keys = list_keys(tile.rule, queries, is_ring, args.capacity, first_cell);
     return tile;
 }
