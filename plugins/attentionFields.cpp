@@ -304,9 +304,9 @@ PluginFieldCollection const* SerializedFields::store(AttentionFields const& fiel
 
 std::string describe(AttentionFields const& f)
 {
-    return "n_sink=" + std::to_string(f.nSink) + " window=" + std::to_string(f.window) + " capacity="
-        + std::to_string(f.capacity) + " heads=" + std::to_string(f.numQHeads) + "/" + std::to_string(f.numKvHeads)
-        + "x" + std::to_string(f.headDim) + " kv_dtype=" + nameOf(f.kvDtype);
+    return "n_sink=" + std::to_string(f.nSink) + " window=" + std::to_string(f.window)
+        + " capacity=" + std::to_string(f.capacity) + " heads=" + std::to_string(f.numQHeads) + "/"
+        + std::to_string(f.numKvHeads) + "x" + std::to_string(f.headDim) + " kv_dtype=" + nameOf(f.kvDtype);
 }
 
 } // namespace wmtp::plugin

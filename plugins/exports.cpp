@@ -7,9 +7,7 @@
 #define WMTP_EXPORT __attribute__((visibility("default")))
 
 //! Kept for the loader, which refuses libraries without it. The finder is not used: see guarded.h.
-extern "C" WMTP_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* /*finder*/)
-{
-}
+extern "C" WMTP_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* /*finder*/) {}
 
 extern "C" WMTP_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& nbCreators)
 {

@@ -16,8 +16,8 @@ using nvinfer1::TensorFormat;
 namespace
 {
 
-constexpr std::array<char const*, input::kCOUNT_TREE> kINPUT_NAMES{"q", "k", "v", "row_offsets", "query_offsets",
-    "start_positions", "lanes", "ring_k", "ring_v", "ancestor_mask"};
+constexpr std::array<char const*, input::kCOUNT_TREE> kINPUT_NAMES{
+    "q", "k", "v", "row_offsets", "query_offsets", "start_positions", "lanes", "ring_k", "ring_v", "ancestor_mask"};
 constexpr std::array<char const*, output::kCOUNT> kOUTPUT_NAMES{"out", "ring_k_out", "ring_v_out"};
 constexpr std::array<int32_t, input::kCOUNT_TREE> kINPUT_RANKS{3, 3, 3, 1, 1, 1, 1, 4, 4, 2};
 
@@ -179,7 +179,8 @@ private:
     PluginTensorDesc const& mDesc;
 };
 
-void checkTypes(AttentionFields const& fields, PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const* out)
+void checkTypes(
+    AttentionFields const& fields, PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const* out)
 {
     DataType const rows = in[input::kQ].type;
     if (!isRowTypeFor(fields.kvDtype, rows))
@@ -294,8 +295,7 @@ bool supportsTensor(
     {
         return false;
     }
-    return tensor.type
-        == (pos < nbInputs ? inputType(fields, pos, rows) : outputType(fields, pos - nbInputs, rows));
+    return tensor.type == (pos < nbInputs ? inputType(fields, pos, rows) : outputType(fields, pos - nbInputs, rows));
 }
 
 cuda::WindowedShape launchShape(AttentionFields const& fields, PluginTensorDesc const* in, int32_t nbInputs,

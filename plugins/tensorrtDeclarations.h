@@ -191,8 +191,7 @@ public:
         return InterfaceInfo{"PLUGIN CREATOR_V3ONE", 1, 0};
     }
     virtual IPluginV3* createPlugin(
-        AsciiChar const* name, PluginFieldCollection const* fc, TensorRTPhase phase) noexcept
-        = 0;
+        AsciiChar const* name, PluginFieldCollection const* fc, TensorRTPhase phase) noexcept = 0;
     virtual PluginFieldCollection const* getFieldNames() noexcept = 0;
     virtual AsciiChar const* getPluginName() const noexcept = 0;
     virtual AsciiChar const* getPluginVersion() const noexcept = 0;
@@ -221,17 +220,13 @@ public:
         return InterfaceInfo{"PLUGIN_V3ONE_BUILD", 1, 0};
     }
     virtual int32_t configurePlugin(DynamicPluginTensorDesc const* in, int32_t nbInputs,
-        DynamicPluginTensorDesc const* out, int32_t nbOutputs) noexcept
-        = 0;
+        DynamicPluginTensorDesc const* out, int32_t nbOutputs) noexcept = 0;
     virtual int32_t getOutputDataTypes(
-        DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes, int32_t nbInputs) const noexcept
-        = 0;
+        DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes, int32_t nbInputs) const noexcept = 0;
     virtual int32_t getOutputShapes(DimsExprs const* inputs, int32_t nbInputs, DimsExprs const* shapeInputs,
-        int32_t nbShapeInputs, DimsExprs* outputs, int32_t nbOutputs, IExprBuilder& exprBuilder) noexcept
-        = 0;
+        int32_t nbShapeInputs, DimsExprs* outputs, int32_t nbOutputs, IExprBuilder& exprBuilder) noexcept = 0;
     virtual bool supportsFormatCombination(
-        int32_t pos, DynamicPluginTensorDesc const* inOut, int32_t nbInputs, int32_t nbOutputs) noexcept
-        = 0;
+        int32_t pos, DynamicPluginTensorDesc const* inOut, int32_t nbInputs, int32_t nbOutputs) noexcept = 0;
     virtual int32_t getNbOutputs() const noexcept = 0;
     virtual size_t getWorkspaceSize(
         DynamicPluginTensorDesc const*, int32_t, DynamicPluginTensorDesc const*, int32_t) const noexcept
@@ -272,11 +267,9 @@ public:
         return 0;
     }
     virtual int32_t onShapeChange(
-        PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const* out, int32_t nbOutputs) noexcept
-        = 0;
+        PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const* out, int32_t nbOutputs) noexcept = 0;
     virtual int32_t enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const* outputDesc,
-        void const* const* inputs, void* const* outputs, void* workspace, cudaStream_t stream) noexcept
-        = 0;
+        void const* const* inputs, void* const* outputs, void* workspace, cudaStream_t stream) noexcept = 0;
     virtual IPluginV3* attachToContext(IPluginResourceContext* context) noexcept = 0;
     virtual PluginFieldCollection const* getFieldsToSerialize() noexcept = 0;
 };

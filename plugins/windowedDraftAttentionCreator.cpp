@@ -18,8 +18,7 @@ IPluginV3* WindowedDraftAttentionCreator::createPlugin(
 
 PluginFieldCollection const* WindowedDraftAttentionCreator::getFieldNames() noexcept
 {
-    return guarded(
-        "getFieldNames", static_cast<PluginFieldCollection const*>(nullptr), [] { return &fieldNames(); });
+    return guarded("getFieldNames", static_cast<PluginFieldCollection const*>(nullptr), [] { return &fieldNames(); });
 }
 
 nvinfer1::AsciiChar const* WindowedDraftAttentionCreator::getPluginName() const noexcept

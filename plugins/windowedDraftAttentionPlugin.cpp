@@ -67,8 +67,7 @@ void requireInPlace(void const* const* inputs, void* const* outputs, int32_t out
     int32_t const inputIndex = aliasedInput(outputIndex);
     if (inputs[inputIndex] != outputs[outputIndex])
     {
-        throw std::runtime_error(std::string{outputName(outputIndex)} + " is not the buffer of "
-            + inputName(inputIndex)
+        throw std::runtime_error(std::string{outputName(outputIndex)} + " is not the buffer of " + inputName(inputIndex)
             + ": the ring is updated in place; bind both names to one address and build with the preview feature for "
               "aliased plugin I/O");
     }
@@ -124,16 +123,18 @@ WindowedDraftAttentionPlugin::WindowedDraftAttentionPlugin(AttentionFields const
 IPluginCapability* WindowedDraftAttentionPlugin::getCapabilityInterface(PluginCapabilityType type) noexcept
 {
     // Each capability is another base: only static_cast finds the right one.
-    return guarded("getCapabilityInterface", static_cast<IPluginCapability*>(nullptr), [&]() -> IPluginCapability* {
-        switch (type)
+    return guarded("getCapabilityInterface", static_cast<IPluginCapability*>(nullptr),
+        [&]() -> IPluginCapability*
         {
-        case PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
-        case PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuildV2*>(this);
-        case PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
-        }
-        throw std::invalid_argument("PluginCapabilityType " + std::to_string(static_cast<int32_t>(type))
-            + ": must be kCORE, kBUILD or kRUNTIME; this version has no other");
-    });
+            switch (type)
+            {
+            case PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
+            case PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuildV2*>(this);
+            case PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
+            }
+            throw std::invalid_argument("PluginCapabilityType " + std::to_string(static_cast<int32_t>(type))
+                + ": must be kCORE, kBUILD or kRUNTIME; this version has no other");
+        });
 }
 
 IPluginV3* WindowedDraftAttentionPlugin::clone() noexcept
@@ -157,50 +158,58 @@ nvinfer1::AsciiChar const* WindowedDraftAttentionPlugin::getPluginNamespace() co
     return guarded("getPluginNamespace", "", [] { return kPLUGIN_NAMESPACE; });
 }
 
-int32_t WindowedDraftAttentionPlugin::configurePlugin(DynamicPluginTensorDesc const* in, int32_t nbInputs,
-    DynamicPluginTensorDesc const* out, int32_t nbOutputs) noexcept
+int32_t WindowedDraftAttentionPlugin::configurePlugin(
+    DynamicPluginTensorDesc const* in, int32_t nbInputs, DynamicPluginTensorDesc const* out, int32_t nbOutputs) noexcept
 {
-    return guarded("configurePlugin", kFAILURE, [&] {
-        // Once per profile; the engine reserves the largest, and its runtime plugin must know how much that was.
-        mFields.workspaceBytes
-            = std::max(mFields.workspaceBytes, workspaceOfProfile(mFields, in, nbInputs, out, nbOutputs));
-        return kSUCCESS;
-    });
+    return guarded("configurePlugin", kFAILURE,
+        [&]
+        {
+            // Once per profile; the engine reserves the largest, and its runtime plugin must know how much that was.
+            mFields.workspaceBytes =
+                std::max(mFields.workspaceBytes, workspaceOfProfile(mFields, in, nbInputs, out, nbOutputs));
+            return kSUCCESS;
+        });
 }
 
 int32_t WindowedDraftAttentionPlugin::getOutputDataTypes(
     DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes, int32_t nbInputs) const noexcept
 {
-    return guarded("getOutputDataTypes", kFAILURE, [&] {
-        requireCounts(nbInputs, nbOutputs);
-        outputTypes[output::kOUT] = inputTypes[input::kQ];
-        outputTypes[output::kRING_K] = inputTypes[input::kRING_K];
-        outputTypes[output::kRING_V] = inputTypes[input::kRING_V];
-        return kSUCCESS;
-    });
+    return guarded("getOutputDataTypes", kFAILURE,
+        [&]
+        {
+            requireCounts(nbInputs, nbOutputs);
+            outputTypes[output::kOUT] = inputTypes[input::kQ];
+            outputTypes[output::kRING_K] = inputTypes[input::kRING_K];
+            outputTypes[output::kRING_V] = inputTypes[input::kRING_V];
+            return kSUCCESS;
+        });
 }
 
 int32_t WindowedDraftAttentionPlugin::getOutputShapes(DimsExprs const* inputs, int32_t nbInputs,
     DimsExprs const* /*shapeInputs*/, int32_t /*nbShapeInputs*/, DimsExprs* outputs, int32_t nbOutputs,
     nvinfer1::IExprBuilder& /*exprBuilder*/) noexcept
 {
-    return guarded("getOutputShapes", kFAILURE, [&] {
-        requireCounts(nbInputs, nbOutputs);
-        requireRanks(inputs, nbInputs);
-        outputs[output::kOUT] = inputs[input::kQ];
-        outputs[output::kRING_K] = inputs[input::kRING_K];
-        outputs[output::kRING_V] = inputs[input::kRING_V];
-        return kSUCCESS;
-    });
+    return guarded("getOutputShapes", kFAILURE,
+        [&]
+        {
+            requireCounts(nbInputs, nbOutputs);
+            requireRanks(inputs, nbInputs);
+            outputs[output::kOUT] = inputs[input::kQ];
+            outputs[output::kRING_K] = inputs[input::kRING_K];
+            outputs[output::kRING_V] = inputs[input::kRING_V];
+            return kSUCCESS;
+        });
 }
 
 bool WindowedDraftAttentionPlugin::supportsFormatCombination(
     int32_t pos, DynamicPluginTensorDesc const* inOut, int32_t nbInputs, int32_t nbOutputs) noexcept
 {
-    return guarded("supportsFormatCombination", false, [&] {
-        requireCounts(nbInputs, nbOutputs);
-        return supportsTensor(mFields, pos, inOut, nbInputs);
-    });
+    return guarded("supportsFormatCombination", false,
+        [&]
+        {
+            requireCounts(nbInputs, nbOutputs);
+            return supportsTensor(mFields, pos, inOut, nbInputs);
+        });
 }
 
 int32_t WindowedDraftAttentionPlugin::getNbOutputs() const noexcept
@@ -211,9 +220,8 @@ int32_t WindowedDraftAttentionPlugin::getNbOutputs() const noexcept
 size_t WindowedDraftAttentionPlugin::getWorkspaceSize(DynamicPluginTensorDesc const* inputs, int32_t nbInputs,
     DynamicPluginTensorDesc const* outputs, int32_t nbOutputs) const noexcept
 {
-    return guarded("getWorkspaceSize", size_t{0}, [&] {
-        return static_cast<size_t>(workspaceOfProfile(mFields, inputs, nbInputs, outputs, nbOutputs));
-    });
+    return guarded("getWorkspaceSize", size_t{0},
+        [&] { return static_cast<size_t>(workspaceOfProfile(mFields, inputs, nbInputs, outputs, nbOutputs)); });
 }
 
 int32_t WindowedDraftAttentionPlugin::getValidTactics(int32_t* /*tactics*/, int32_t /*nbTactics*/) noexcept
@@ -244,58 +252,66 @@ int32_t WindowedDraftAttentionPlugin::getAliasedInput(int32_t outputIndex) noexc
 
 int32_t WindowedDraftAttentionPlugin::setTactic(int32_t tactic) noexcept
 {
-    return guarded("setTactic", kFAILURE, [&] {
-        if (tactic != 0)
+    return guarded("setTactic", kFAILURE,
+        [&]
         {
-            throw std::invalid_argument("tactic " + std::to_string(tactic)
-                + ": must be 0, the default, because the plugin announces none; build the engine again");
-        }
-        return kSUCCESS;
-    });
+            if (tactic != 0)
+            {
+                throw std::invalid_argument("tactic " + std::to_string(tactic)
+                    + ": must be 0, the default, because the plugin announces none; build the engine again");
+            }
+            return kSUCCESS;
+        });
 }
 
 int32_t WindowedDraftAttentionPlugin::onShapeChange(
     PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const* out, int32_t nbOutputs) noexcept
 {
-    return guarded("onShapeChange", kFAILURE, [&] {
-        mHasPlan = false;
-        mShape = launchShape(mFields, in, nbInputs, out, nbOutputs);
-        mPlan = planWithin(mShape, smCount(), mFields.workspaceBytes);
-        mHasPlan = true;
-        return kSUCCESS;
-    });
+    return guarded("onShapeChange", kFAILURE,
+        [&]
+        {
+            mHasPlan = false;
+            mShape = launchShape(mFields, in, nbInputs, out, nbOutputs);
+            mPlan = planWithin(mShape, smCount(), mFields.workspaceBytes);
+            mHasPlan = true;
+            return kSUCCESS;
+        });
 }
 
 int32_t WindowedDraftAttentionPlugin::enqueue(PluginTensorDesc const* /*inputDesc*/,
     PluginTensorDesc const* /*outputDesc*/, void const* const* inputs, void* const* outputs, void* workspace,
     cudaStream_t stream) noexcept
 {
-    return guarded("enqueue", kFAILURE, [&] {
-        if (!mHasPlan)
+    return guarded("enqueue", kFAILURE,
+        [&]
         {
-            throw std::logic_error("no shape: onShapeChange must succeed first; check its message above");
-        }
-        requireInPlace(inputs, outputs, output::kRING_K);
-        requireInPlace(inputs, outputs, output::kRING_V);
-        cuda::WindowedBuffers const buffers = unpack(mFields, mShape, inputs, outputs, workspace);
-        requireUsable(mShape, mPlan, buffers);
-        requireSuccess(cuda::run(mShape, mPlan, buffers, stream), "launching the kernels");
-        return kSUCCESS;
-    });
+            if (!mHasPlan)
+            {
+                throw std::logic_error("no shape: onShapeChange must succeed first; check its message above");
+            }
+            requireInPlace(inputs, outputs, output::kRING_K);
+            requireInPlace(inputs, outputs, output::kRING_V);
+            cuda::WindowedBuffers const buffers = unpack(mFields, mShape, inputs, outputs, workspace);
+            requireUsable(mShape, mPlan, buffers);
+            requireSuccess(cuda::run(mShape, mPlan, buffers, stream), "launching the kernels");
+            return kSUCCESS;
+        });
 }
 
 IPluginV3* WindowedDraftAttentionPlugin::attachToContext(nvinfer1::IPluginResourceContext* /*context*/) noexcept
 {
-    return guarded("attachToContext", static_cast<IPluginV3*>(nullptr), [&]() -> IPluginV3* {
-        IPluginV3* const attached = clone();
-        if (attached == nullptr)
+    return guarded("attachToContext", static_cast<IPluginV3*>(nullptr),
+        [&]() -> IPluginV3*
         {
-            // TensorRT follows the pointer without looking: an explained end is better than a null one.
-            report("attachToContext", "out of memory: a context needs its own plugin; free host memory");
-            std::abort();
-        }
-        return attached;
-    });
+            IPluginV3* const attached = clone();
+            if (attached == nullptr)
+            {
+                // TensorRT follows the pointer without looking: an explained end is better than a null one.
+                report("attachToContext", "out of memory: a context needs its own plugin; free host memory");
+                std::abort();
+            }
+            return attached;
+        });
 }
 
 PluginFieldCollection const* WindowedDraftAttentionPlugin::getFieldsToSerialize() noexcept

@@ -67,7 +67,9 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if item.path.parent == Path(__file__).parent and (report.when == "call" or report.failed):
+    if item.path.parent == Path(__file__).parent and (
+        report.when == "call" or report.outcome != "passed"
+    ):
         _results[item.name] = report.outcome
     return report
 

@@ -10,7 +10,6 @@ import json
 import sys
 from typing import Any
 
-import onnx
 import tensorrt_rtx as trt
 from onnx import TensorProto, helper
 

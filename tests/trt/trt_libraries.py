@@ -25,7 +25,7 @@ class Package:
         return FOLDER / f"{self.name}-{self.version}"
 
     def install(self) -> Path:
-        """The folder with the wheels in it; fetched once. Says what to do where PyPI is out of reach."""
+        """The folder with the wheels in it, fetched once; a clear error where PyPI is away."""
         done = self.folder / "installed"
         if done.exists():
             return self.folder

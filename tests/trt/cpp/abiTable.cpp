@@ -39,8 +39,8 @@ void enumerator(char const* name, Enum value)
 
 #define SIZE(type) size<type>(#type)
 #define OFFSET(type, member)                                                                                           \
-    std::printf("offset %s::%s %zu, %s\n", #type, #member, offsetof(type, member),                                     \
-        typeid(decltype(type::member)).name())
+    std::printf(                                                                                                       \
+        "offset %s::%s %zu, %s\n", #type, #member, offsetof(type, member), typeid(decltype(type::member)).name())
 #define ENUM(value) enumerator(#value, value)
 #define SLOT(type, method)                                                                                             \
     std::printf("slot %s::%s %ld, %s\n", #type, #method, slotOf(&type::method), typeid(decltype(&type::method)).name())

@@ -62,7 +62,7 @@ class Fields
 public:
     Fields()
         : mFields{integer("n_sink", 4), integer("window", 12), integer("capacity", 20), integer("num_q_heads", 4),
-            integer("num_kv_heads", 2), integer("head_dim", 64), number("scale", 0.125F)}
+              integer("num_kv_heads", 2), integer("head_dim", 64), number("scale", 0.125F)}
     {
     }
 
@@ -208,9 +208,9 @@ struct Tensors
     explicit Tensors(DataType rows = DataType::kFLOAT, DataType ring = DataType::kFLOAT, bool tree = false,
         int64_t requests = 3, int64_t nRows = 15, int64_t nQueries = 6)
         : in{desc({nQueries, 4, 64}, rows), desc({nRows, 2, 64}, rows), desc({nRows, 2, 64}, rows),
-            desc({requests + 1}, DataType::kINT32), desc({requests + 1}, DataType::kINT32),
-            desc({requests}, DataType::kINT64), desc({requests}, DataType::kINT32), desc({4, 20, 2, 64}, ring),
-            desc({4, 20, 2, 64}, ring)}
+              desc({requests + 1}, DataType::kINT32), desc({requests + 1}, DataType::kINT32),
+              desc({requests}, DataType::kINT64), desc({requests}, DataType::kINT32), desc({4, 20, 2, 64}, ring),
+              desc({4, 20, 2, 64}, ring)}
     {
         if (tree)
         {
@@ -377,7 +377,8 @@ void badFields(LoadedPlugin const& loaded)
         CHECK_CONTAINS(message, one.value);
         CHECK_CONTAINS(message, one.remedy);
     }
-    CHECK_CONTAINS(capturedStderr([&] { CHECK(creator.createPlugin("node", nullptr, TensorRTPhase::kBUILD) == nullptr); }),
+    CHECK_CONTAINS(
+        capturedStderr([&] { CHECK(creator.createPlugin("node", nullptr, TensorRTPhase::kBUILD) == nullptr); }),
         "field collection is null");
     CHECK_CONTAINS(capturedStderr([&] { CHECK(Fields{}.create(creator, TensorRTPhase::kRUNTIME) == nullptr); }),
         "field workspace_bytes is missing");
@@ -464,10 +465,10 @@ void outputs(LoadedPlugin const& loaded)
     CHECK(plugin.build->getOutputDataTypes(outTypes, 3, types.data(), 10) == 0);
     CHECK(outTypes[0] == DataType::kHALF && outTypes[1] == DataType::kHALF && outTypes[2] == DataType::kHALF);
 
-    auto const refusal = [&](int32_t nbInputs, int32_t nbOutputs) {
-        return capturedStderr([&] {
-            CHECK(plugin.build->getOutputShapes(in.data(), nbInputs, nullptr, 0, out, nbOutputs, builder) != 0);
-        });
+    auto const refusal = [&](int32_t nbInputs, int32_t nbOutputs)
+    {
+        return capturedStderr([&]
+            { CHECK(plugin.build->getOutputShapes(in.data(), nbInputs, nullptr, 0, out, nbOutputs, builder) != 0); });
     };
     CHECK_CONTAINS(refusal(8, 3), "8 inputs: must be 9");
     CHECK_CONTAINS(refusal(9, 1), "1 outputs: must be 3");
@@ -537,25 +538,34 @@ void shapeRules(LoadedPlugin const& loaded)
         {[](Tensors& t) { t.in[0].dims.nbDims = 2; }, "q has shape [6, 4]: must have rank 3"},
         {[](Tensors& t) { t.in[1].dims.d[1] = 4; }, "k has shape [15, 4, 64]: dimension 1 must be num_kv_heads = 2"},
         {[](Tensors& t) { t.in[2].dims.d[0] = 14; }, "v has shape [14, 2, 64]: must equal the shape of k"},
-        {[](Tensors& t) { t.in[3].dims.d[0] = 3; }, "row_offsets has shape [3]: dimension 0 must be the size of lanes + 1"},
+        {[](Tensors& t) { t.in[3].dims.d[0] = 3; },
+            "row_offsets has shape [3]: dimension 0 must be the size of lanes + 1"},
         {[](Tensors& t) { t.in[4].dims.d[0] = 5; }, "query_offsets has shape [5]"},
-        {[](Tensors& t) { t.in[5].dims.d[0] = 2; }, "start_positions has shape [2]: dimension 0 must be the size of lanes"},
-        {[](Tensors& t) { t.in[7].dims.d[1] = 19; }, "ring_k has shape [4, 19, 2, 64]: dimension 1 must be capacity = 20"},
-        {[](Tensors& t) { t.in[7].dims.d[2] = 1; }, "ring_k has shape [4, 20, 1, 64]: dimension 2 must be num_kv_heads"},
+        {[](Tensors& t) { t.in[5].dims.d[0] = 2; },
+            "start_positions has shape [2]: dimension 0 must be the size of lanes"},
+        {[](Tensors& t) { t.in[7].dims.d[1] = 19; },
+            "ring_k has shape [4, 19, 2, 64]: dimension 1 must be capacity = 20"},
+        {[](Tensors& t) { t.in[7].dims.d[2] = 1; },
+            "ring_k has shape [4, 20, 1, 64]: dimension 2 must be num_kv_heads"},
         {[](Tensors& t) { t.in[8].dims.d[0] = 5; }, "ring_v has shape [5, 20, 2, 64]: must equal the shape of ring_k"},
         {[](Tensors& t) { t.in[7].dims.d[0] = t.in[8].dims.d[0] = t.out[1].dims.d[0] = t.out[2].dims.d[0] = 2; },
             "lanes has 3 requests and ring_k [2, 20, 2, 64]: every request owns a lane"},
-        {[](Tensors& t) { t.in[9].dims.d[0] = 5; }, "ancestor_mask has shape [5, 1]: dimension 0 must be the rows of q"},
-        {[](Tensors& t) { t.in[0].dims.d[0] = t.out[0].dims.d[0] = t.in[9].dims.d[0] = 16; }, "n_queries 16 > n_rows 15"},
+        {[](Tensors& t) { t.in[9].dims.d[0] = 5; },
+            "ancestor_mask has shape [5, 1]: dimension 0 must be the rows of q"},
+        {[](Tensors& t) { t.in[0].dims.d[0] = t.out[0].dims.d[0] = t.in[9].dims.d[0] = 16; },
+            "n_queries 16 > n_rows 15"},
         {[](Tensors& t) { t.in[1].dims.d[0] = t.in[2].dims.d[0] = int64_t{1} << 31; }, "must lie in [0, 2^31)"},
         {[](Tensors& t) { t.in[0].type = DataType::kINT8; }, "q is DataType 2"},
         {[](Tensors& t) { t.in[5].type = DataType::kINT32; }, "start_positions is int32: must be int64"},
         {[](Tensors& t) { t.in[8].type = DataType::kHALF; }, "ring_v is float16: must be float32"},
-        {[](Tensors& t) { t.in[8].format = static_cast<TensorFormat>(1); }, "ring_v has TensorFormat 1: must be kLINEAR"},
+        {[](Tensors& t) { t.in[8].format = static_cast<TensorFormat>(1); },
+            "ring_v has TensorFormat 1: must be kLINEAR"},
         {[](Tensors& t) { t.out[0].dims.d[0] = 5; }, "out has shape [5, 4, 64]: must equal the shape of q"},
         // An aliased output of another shape or type: the builder lets the shape pass.
-        {[](Tensors& t) { t.out[1].dims.d[1] = 24; }, "ring_k_out has shape [4, 24, 2, 64]: must equal the shape of ring_k"},
-        {[](Tensors& t) { t.out[2].dims.nbDims = 3; }, "ring_v_out has shape [4, 20, 2]: must equal the shape of ring_v"},
+        {[](Tensors& t) { t.out[1].dims.d[1] = 24; },
+            "ring_k_out has shape [4, 24, 2, 64]: must equal the shape of ring_k"},
+        {[](Tensors& t) { t.out[2].dims.nbDims = 3; },
+            "ring_v_out has shape [4, 20, 2]: must equal the shape of ring_v"},
         {[](Tensors& t) { t.out[2].type = DataType::kBF16; }, "ring_v_out is bfloat16: must be float32"},
         {[](Tensors& t) { t.out.pop_back(); }, "2 outputs: must be 3"},
         {[](Tensors& t) { t.in.push_back(t.in[0]); }, "11 inputs: must be 9"},
@@ -582,7 +592,8 @@ void shapeRules(LoadedPlugin const& loaded)
 void workspace(LoadedPlugin const& loaded)
 {
     // A window of many tiles of keys, which the plan splits.
-    Fields const fields = Fields{}.set(text("kv_dtype", "fp8")).set(integer("window", 4000)).set(integer("capacity", 4096));
+    Fields const fields =
+        Fields{}.set(text("kv_dtype", "fp8")).set(integer("window", 4000)).set(integer("capacity", 4096));
     Plugin const plugin = wrap(fields.create(*loaded.creator()));
     Tensors const tensors = Tensors{DataType::kBF16, DataType::kFP8}.withCapacity(4096);
     CHECK(tensors.configure(plugin) == 0);
@@ -762,8 +773,8 @@ void stepsAgreeWithOracle(LoadedPlugin const& loaded)
             {
                 int64_t const position = starts[b] + 3 + static_cast<int64_t>(i);
                 float const* const asked = q.data() + (b * 2 + i) * 256;
-                auto const expected = oracles[b].answer(
-                    position, asked, [&](int64_t p) { return p < 4 || p > position - 12; });
+                auto const expected =
+                    oracles[b].answer(position, asked, [&](int64_t p) { return p < 4 || p > position - 12; });
                 for (size_t element = 0; element < 256; ++element)
                 {
                     double const got = static_cast<double>(out.data()[(b * 2 + i) * 256 + element]);
@@ -819,9 +830,8 @@ void enqueueRefusals(LoadedPlugin const& loaded)
         q.data(), k.data(), v.data(), rowOffsets, queryOffsets, starts, lanes, ringK.data(), ringV.data()};
     std::vector<void*> outs{out.data(), ringK.data(), ringV.data()};
     std::vector<Aligned16> workspace(1 << 14);
-    auto const refusal = [&](void* scratch) {
-        return capturedStderr([&] { CHECK(enqueue(plugin, tensors, in, outs, scratch) != 0); });
-    };
+    auto const refusal = [&](void* scratch)
+    { return capturedStderr([&] { CHECK(enqueue(plugin, tensors, in, outs, scratch) != 0); }); };
     CHECK_CONTAINS(refusal(workspace.data()), "no shape: onShapeChange must succeed first");
     CHECK(tensors.configure(plugin) == 0);
     CHECK(tensors.onShapeChange(plugin) == 0);
@@ -863,10 +873,10 @@ void noDeviceIsReported(LoadedPlugin const& loaded)
 
 int main(int argc, char** argv)
 {
-    std::map<std::string, void (*)(LoadedPlugin const&)> const scenarios{{"listed", listed}, {"good_fields", goodFields},
-        {"bad_fields", badFields}, {"interfaces", interfaces}, {"aliases", aliases}, {"tactics", tactics},
-        {"outputs", outputs}, {"formats", formats}, {"shape_rules", shapeRules}, {"workspace", workspace},
-        {"round_trips", roundTrips}, {"steps_agree_with_oracle", stepsAgreeWithOracle},
+    std::map<std::string, void (*)(LoadedPlugin const&)> const scenarios{{"listed", listed},
+        {"good_fields", goodFields}, {"bad_fields", badFields}, {"interfaces", interfaces}, {"aliases", aliases},
+        {"tactics", tactics}, {"outputs", outputs}, {"formats", formats}, {"shape_rules", shapeRules},
+        {"workspace", workspace}, {"round_trips", roundTrips}, {"steps_agree_with_oracle", stepsAgreeWithOracle},
         {"tree_rows_see_ancestors_only", treeRowsSeeAncestorsOnly}, {"enqueue_refusals", enqueueRefusals},
         {"no_device_is_reported", noDeviceIsReported}};
     if (argc != 4 || scenarios.count(argv[3]) == 0)

@@ -29,8 +29,7 @@ public:
     virtual void unusedRegister() = 0;
     virtual nvinfer1::IPluginCreatorInterface* const* getAllCreators(int32_t* count) const noexcept = 0;
     virtual nvinfer1::IPluginCreatorInterface* getCreator(
-        char const* name, char const* version, char const* pluginNamespace) noexcept
-        = 0;
+        char const* name, char const* version, char const* pluginNamespace) noexcept = 0;
 };
 } // namespace registry10
 
@@ -49,8 +48,7 @@ public:
     virtual void unusedRegister() = 0;
     virtual nvinfer1::IPluginCreatorInterface* const* getAllCreators(int32_t* count) const noexcept = 0;
     virtual nvinfer1::IPluginCreatorInterface* getCreator(
-        char const* name, char const* version, char const* pluginNamespace) noexcept
-        = 0;
+        char const* name, char const* version, char const* pluginNamespace) noexcept = 0;
 };
 } // namespace registry11
 
@@ -94,8 +92,8 @@ public:
 
     nvinfer1::IPluginCreatorV3One* creator() const
     {
-        nvinfer1::IPluginCreatorInterface* const found
-            = call([](auto& r) { return r.getCreator("WindowedDraftAttention", "1", "wmtp"); });
+        nvinfer1::IPluginCreatorInterface* const found =
+            call([](auto& r) { return r.getCreator("WindowedDraftAttention", "1", "wmtp"); });
         CHECK(found != nullptr);
         CHECK(std::string{found->getInterfaceInfo().kind} == "PLUGIN CREATOR_V3ONE");
         return static_cast<nvinfer1::IPluginCreatorV3One*>(found);
