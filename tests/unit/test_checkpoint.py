@@ -144,6 +144,13 @@ def without(path: Path, *lost: str, **extra: torch.Tensor) -> None:
     write_checkpoint(path, config, kept | extra)
 
 
+def fill(path: Path, name: str, value: float) -> None:
+    config = json.loads((path / "config.json").read_text())
+    weights = random_weights(config)
+    weights[name].view(-1)[-1] = value
+    write_checkpoint(path, config, weights)
+
+
 def spoil_index(path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     write_checkpoint(path, config, random_weights(config), shards=2)
@@ -188,6 +195,20 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "NVFP4 and fp8",
     ),
     "packed tensor": (packed_tensor, "in_proj_z.weight of type U8"),
+    "NaN": (lambda p: fill(p, "model.norm.weight", float("nan")), r"norm\.weight.*NaN or inf"),
+    "infinity": (lambda p: fill(p, "mtp.fc.weight", float("-inf")), r"fc\.weight.*NaN or inf"),
+    "end id is text": (
+        lambda p: (p / "generation_config.json").write_text('{"eos_token_id": "end"}'),
+        "eos_token_id 'end' in generation_config.json",
+    ),
+    "index of numbers": (
+        lambda p: (p / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}'),
+        "no weight_map",
+    ),
+    "config is a folder": (
+        lambda p: ((p / "config.json").unlink(), (p / "config.json").mkdir()),
+        r"config\.json cannot be read",
+    ),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), "no weights"),
     "header cut": (lambda p: truncate(p / "model.safetensors", 0.001), r"model\.safetensors is tr"),
     "data cut": (lambda p: truncate(p / "model.safetensors", 0.7), r"model\.safetensors is trunc"),

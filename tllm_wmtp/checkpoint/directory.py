@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tllm_wmtp.errors import CheckpointError
+from tllm_wmtp.models.fields import Fields
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,8 +65,8 @@ class CheckpointDirectory:
         """End-of-sequence ids that generation_config.json adds to those of config.json."""
         if not (self.path / "generation_config.json").exists():
             return ()
-        eos = self._json("generation_config.json").get("eos_token_id")
-        return () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+        name = "generation_config.json"
+        return Fields(self._json(name), name).token_ids("eos_token_id")
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None where the directory has none: then token ids only."""
@@ -93,7 +94,13 @@ class CheckpointDirectory:
                 f"a checkpoint directory holds {name}",
                 "download the complete checkpoint",
             ) from None
-        except ValueError as error:
+        except OSError as error:
+            raise CheckpointError(
+                f"{file} cannot be read ({error.strerror})",
+                f"a checkpoint directory holds {name}",
+                "check path and rights",
+            ) from error
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{file}: {error}", "it must be JSON", "download the file again"
             ) from error
@@ -110,10 +117,9 @@ class CheckpointDirectory:
         text = self.config.get("text_config")
         for config in (self.config, text if isinstance(text, dict) else {}):
             if quantization := config.get("quantization_config"):
-                kinds.add(str(quantization.get("quant_algo") or quantization.get("quant_method")))
+                kinds.add(_quantization_kind(quantization))
         if (self.path / "hf_quant_config.json").exists():
-            quantization = self._json("hf_quant_config.json").get("quantization") or {}
-            kinds.add(str(quantization.get("quant_algo")))
+            kinds.add(_quantization_kind(self._json("hf_quant_config.json").get("quantization")))
         if kinds:
             raise CheckpointError(
                 f"quantization {' and '.join(sorted(kinds))} in {self.path}",
@@ -124,7 +130,11 @@ class CheckpointDirectory:
     def _locate(self) -> dict[str, Path]:
         if (self.path / INDEX).exists():
             weight_map = self._json(INDEX).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
+            if (
+                not isinstance(weight_map, dict)
+                or not weight_map
+                or not all(isinstance(file, str) for file in weight_map.values())
+            ):
                 raise CheckpointError(
                     f"{self.path / INDEX} has no weight_map",
                     "the index names the file of every tensor",
@@ -173,3 +183,9 @@ class CheckpointDirectory:
             "it must be a complete safetensors file",
             "download the file again",
         )
+
+
+def _quantization_kind(quantization: Any) -> str:
+    if not isinstance(quantization, dict):
+        return str(quantization)
+    return str(quantization.get("quant_algo") or quantization.get("quant_method"))

@@ -33,6 +33,16 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
 
 
+def read_config(path: str | Path) -> Qwen3_5Config:
+    """The model's configuration; touches no weight.
+
+    Raises:
+        CheckpointError: naming the file or the field.
+    """
+    directory = CheckpointDirectory(path)
+    return family_of(directory.config).config(directory.config)
+
+
 @torch.inference_mode(False)  # the modules must outlive a caller's inference mode
 def load_model(
     path: str | Path,
@@ -159,7 +169,22 @@ def _fill(
             weight.copy_(directory.tensor(source))
         else:
             weight = _fuse(directory, source, shape, dtype, device)
+        _check_finite(directory, source, weight)
         setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+
+
+def _check_finite(
+    directory: CheckpointDirectory, source: str | list[list[str]], weight: torch.Tensor
+) -> None:
+    """NaN or infinity in a weight makes every output a guess that looks like an answer."""
+    if weight.numel() == 0 or torch.stack(weight.aminmax()).isfinite().all():
+        return
+    names = [source] if isinstance(source, str) else [name for row in source for name in row]
+    raise CheckpointError(
+        f"{_some(names)} in {directory.path}: NaN or infinity as {weight.dtype}",
+        "every weight must be a finite number",
+        "download the file again, or use dtype='float32'",
+    )
 
 
 def _is_tied(module: nn.Module, ours: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tllm_wmtp.errors import CheckpointError
+from tllm_wmtp.models.fields import Fields
 from tllm_wmtp.models.layers.attention import Attend, GatedAttention
 from tllm_wmtp.models.layers.gated_delta import DeltaStates, GatedDeltaNet
 from tllm_wmtp.models.layers.moe import GatedMLP, SparseMoe
@@ -53,66 +53,85 @@ class Qwen3_5Config:
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> Qwen3_5Config:
-        """Reads a parsed ``config.json``, text-only or multimodal (``text_config``)."""
-        text = dict(config.get("text_config") or config)
+        """Reads a parsed ``config.json``, text-only or multimodal (``text_config``).
 
-        def need(key: str) -> Any:
-            if text.get(key) is None:
-                raise CheckpointError(
-                    f"config.json lacks {key!r}",
-                    "every Qwen3.5 text config has it",
-                    "download the complete checkpoint",
-                )
-            return text[key]
-
-        layers = need("num_hidden_layers")
-        interval = text.get("full_attention_interval", 4)
-        types = text.get("layer_types") or [
-            LINEAR if (i + 1) % interval else FULL for i in range(layers)
-        ]
-        unknown = sorted(set(types) - {FULL, LINEAR})
-        if unknown or len(types) != layers:
-            raise CheckpointError(
-                f"layer_types {unknown or len(types)}",
-                f"{layers} layers of {LINEAR!r} or {FULL!r} are expected",
-                "use a checkpoint of the Qwen3.5 family",
-            )
-        eos = text.get("eos_token_id", config.get("eos_token_id"))
-        eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-        heads, hidden = need("num_attention_heads"), need("hidden_size")
-        head_dim = text.get("head_dim") or hidden // heads
-        experts = int(text.get("num_experts") or 0)
-        return cls(
-            vocab_size=need("vocab_size"),
+        Raises:
+            CheckpointError: a field is missing, of the wrong kind, or does not fit the others.
+        """
+        outer = Fields(config)
+        inner = outer.get("text_config")
+        text = Fields(inner, "text_config") if inner else outer
+        heads, hidden = text.whole("num_attention_heads"), text.whole("hidden_size")
+        head_dim = text.whole("head_dim", hidden // heads)
+        experts = text.whole("num_experts", 0, least=0)
+        layer_types = _layer_types(text)
+        read = cls(
+            vocab_size=text.whole("vocab_size"),
             hidden_size=hidden,
-            layer_types=tuple(types),
+            layer_types=layer_types,
             num_attention_heads=heads,
-            num_key_value_heads=need("num_key_value_heads"),
+            num_key_value_heads=text.whole("num_key_value_heads"),
             head_dim=head_dim,
-            linear_num_key_heads=need("linear_num_key_heads"),
-            linear_num_value_heads=need("linear_num_value_heads"),
-            linear_key_head_dim=need("linear_key_head_dim"),
-            linear_value_head_dim=need("linear_value_head_dim"),
-            linear_conv_kernel_dim=need("linear_conv_kernel_dim"),
-            rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
+            linear_num_key_heads=text.whole("linear_num_key_heads"),
+            linear_num_value_heads=text.whole("linear_num_value_heads"),
+            linear_key_head_dim=text.whole("linear_key_head_dim"),
+            linear_value_head_dim=text.whole("linear_value_head_dim"),
+            linear_conv_kernel_dim=text.whole("linear_conv_kernel_dim"),
+            rms_norm_eps=text.number("rms_norm_eps", 1e-6),
             rope=RopeConfig.from_hf(text, head_dim),
             attention_bias=bool(text.get("attention_bias", False)),
-            max_position_embeddings=need("max_position_embeddings"),
+            max_position_embeddings=text.whole("max_position_embeddings", least=2),
             tie_word_embeddings=bool(
-                text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+                text.get("tie_word_embeddings", outer.get("tie_word_embeddings", False))
             ),
-            mtp_num_hidden_layers=int(
-                text.get("mtp_num_hidden_layers") or config.get("mtp_num_hidden_layers") or 1
+            mtp_num_hidden_layers=text.whole(
+                "mtp_num_hidden_layers", outer.whole("mtp_num_hidden_layers", 1, least=0), least=0
             ),
-            eos_token_ids=eos_ids,
-            intermediate_size=0 if experts else need("intermediate_size"),
+            eos_token_ids=text.token_ids("eos_token_id") or outer.token_ids("eos_token_id"),
+            intermediate_size=0 if experts else text.whole("intermediate_size"),
             num_experts=experts,
-            num_experts_per_tok=need("num_experts_per_tok") if experts else 0,
-            moe_intermediate_size=need("moe_intermediate_size") if experts else 0,
+            num_experts_per_tok=text.whole("num_experts_per_tok") if experts else 0,
+            moe_intermediate_size=text.whole("moe_intermediate_size") if experts else 0,
             shared_expert_intermediate_size=(
-                need("shared_expert_intermediate_size") if experts else 0
+                text.whole("shared_expert_intermediate_size") if experts else 0
             ),
         )
+        read._check_fit(text)
+        return read
+
+    def _check_fit(self, text: Fields) -> None:
+        """What the modules and kernels take for granted."""
+        if self.num_attention_heads % self.num_key_value_heads:
+            text.refuse(
+                "num_key_value_heads",
+                f"it must divide num_attention_heads {self.num_attention_heads}",
+            )
+        if self.head_dim % 8:
+            text.refuse("head_dim", f"heads of {self.head_dim}: it must be a multiple of 8")
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            text.refuse(
+                "linear_num_key_heads",
+                f"it must divide linear_num_value_heads {self.linear_num_value_heads}",
+            )
+        if self.linear_value_head_dim % 16:
+            text.refuse("linear_value_head_dim", "it must be a multiple of 16")
+        if self.num_experts_per_tok > self.num_experts:
+            text.refuse(
+                "num_experts_per_tok", f"there are {self.num_experts} experts to choose from"
+            )
+
+
+def _layer_types(text: Fields) -> tuple[str, ...]:
+    layers, types = text.whole("num_hidden_layers"), text.get("layer_types")
+    if types is None:
+        interval = text.whole("full_attention_interval", 4)
+        return tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(layers))
+    rule = f"{layers} layers of {LINEAR!r} or {FULL!r} are expected"
+    if not isinstance(types, list) or len(types) != layers:
+        text.refuse("layer_types", rule)
+    if any(kind not in (FULL, LINEAR) for kind in types):
+        text.refuse("layer_types", rule)
+    return tuple(types)
 
 
 class TargetStates(Protocol):
@@ -235,9 +254,7 @@ class Qwen3_5Target(nn.Module):
             if isinstance(layer, RecurrentBlock):
                 x = layer(x, states.recurrent(index))
             else:
-                x = layer(
-                    x, positions, states.attention(index), rows if index == last else None
-                )
+                x = layer(x, positions, states.attention(index), rows if index == last else None)
         if rows is not None and not self.prunable:
             x = x.index_select(1, rows)
         return self.norm(x)

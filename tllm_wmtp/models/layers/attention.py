@@ -66,9 +66,7 @@ class GatedAttention(nn.Module):
         if rows is not None:
             x = x.index_select(-2, rows)
             table = (table[0].index_select(-3, rows), table[1].index_select(-3, rows))
-        q, gate = (
-            self.q_proj(x).unflatten(-1, (self.num_heads, 2 * self.head_dim)).chunk(2, dim=-1)
-        )
+        q, gate = self.q_proj(x).unflatten(-1, (self.num_heads, 2 * self.head_dim)).chunk(2, dim=-1)
         q = Rope.rotate(self.q_norm(q), table)
         out = attend(q, k, v) * torch.sigmoid(gate)
         return self.o_proj(out.flatten(-2))

@@ -10,7 +10,7 @@ from tllm_wmtp.models.layers.derived import Derived
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm whose weight is stored minus one: ``x / rms(x) * (1 + weight)``, over the last axis."""
+    """``x / rms(x) * (1 + weight)``, over the last axis: the weight is stored minus one."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()

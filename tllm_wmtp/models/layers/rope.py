@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tllm_wmtp.errors import CheckpointError
+from tllm_wmtp.models.fields import Fields
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,21 @@ class RopeConfig:
     attention_factor: float | None = None
 
     @classmethod
-    def from_hf(cls, text: dict, head_dim: int) -> RopeConfig:
-        """Reads ``rope_parameters`` (current layout) or ``rope_theta`` + ``rope_scaling`` (older)."""
-        rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    def from_hf(cls, text: Fields, head_dim: int) -> RopeConfig:
+        """Reads ``rope_parameters`` (current) or ``rope_theta`` and ``rope_scaling`` (older)."""
+        key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
+        rope = Fields(text.get(key, {}), key)
         kind = rope.get("rope_type", rope.get("type", "default"))
-        theta = float(rope.get("rope_theta", text.get("rope_theta", 10000.0)))
-        partial = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
-        rotary_dim = int(head_dim * float(partial))
+        theta = rope.number("rope_theta", text.number("rope_theta", 10000.0))
+        share = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", 0.25))
+        rotary_dim = int(head_dim * share)
+        if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+            raise CheckpointError(
+                f"partial_rotary_factor {share}",
+                f"it makes {rotary_dim} of a head's {head_dim} dimensions rotate: an even number "
+                f"from 2 to {head_dim} is needed",
+                "use the config.json that belongs to the weights",
+            )
         if kind in ("default", "mrope"):
             return cls(theta, rotary_dim)
         if kind != "yarn":
@@ -43,17 +52,15 @@ class RopeConfig:
                 "only 'default' and 'yarn' rotary embeddings are supported",
                 "use a checkpoint with one of these",
             )
-        original = int(
-            rope.get("original_max_position_embeddings") or text["max_position_embeddings"]
-        )
+        attention_factor = rope.get("attention_factor")
         return cls(
             theta,
             rotary_dim,
-            float(rope["factor"]),
-            original,
-            float(rope.get("beta_fast") or 32.0),
-            float(rope.get("beta_slow") or 1.0),
-            rope.get("attention_factor"),
+            rope.number("factor"),
+            rope.whole("original_max_position_embeddings", text.whole("max_position_embeddings")),
+            rope.number("beta_fast", 32.0),
+            rope.number("beta_slow", 1.0),
+            None if attention_factor is None else rope.number("attention_factor"),
         )
 
     def inverse_frequencies(self) -> torch.Tensor:
@@ -94,7 +101,9 @@ class Rope(nn.Module):
         self.config = config
         self.register_buffer("inv_freq", config.inverse_frequencies(), persistent=False)
 
-    def table(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def table(
+        self, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin ``[..., 1, rotary_dim / 2]`` of integer ``positions [...]``."""
         angle = (positions.to(torch.float32).unsqueeze(-1) * self.inv_freq).unsqueeze(-2)
         scale = self.config.magnitude()
