@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import numbers
+import operator
 import queue
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +16,7 @@ from typing import Any, overload
 
 import torch
 
-from tllm_wmtp.checkpoint.loader import load_model
+from tllm_wmtp.checkpoint.loader import load_model, read_config
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
 from tllm_wmtp.errors import ConfigError, RequestError, WmtpError
 from tllm_wmtp.executor.engine import Engine, as_request_error
@@ -32,11 +35,12 @@ class RequestHandle:
     ``for output in handle`` and ``async for output in handle`` yield the output each time it has
     grown, the last time with a finish reason; ``handle.result()`` and ``await handle`` give the
     finished output. A request that could not be served ends with ``finish_reason`` ``error`` and
-    its ``error`` set; nothing is raised. One consumer per handle.
+    its ``error`` set; nothing is raised. One consumer per handle; one that stops early leaves the
+    request running until ``abort()``.
     """
 
     def __init__(self, llm: LLM, prompt: str | None, prompt_ids: list[int]):
-        self._llm = llm
+        self._llm = llm  # lives at least as long as its requests
         self._updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
         self._arrival = threading.Lock()  # guards _wake
         self._wake: Callable[[], None] | None = None
@@ -63,7 +67,7 @@ class RequestHandle:
             if self._request is not None:
                 self._llm._engine.abort(self._request)
 
-        self._llm._call(abort)
+        self._llm._worker.call(abort)
 
     def __iter__(self) -> Iterator[RequestOutput]:
         while not self._output.finished:
@@ -102,8 +106,12 @@ class RequestHandle:
     def _push(self, update: Update) -> None:
         self._updates.put(update)
         with self._arrival:
-            if self._wake is not None:
+            if self._wake is None:
+                return
+            try:
                 self._wake()
+            except RuntimeError:  # the consumer's event loop has closed
+                self._wake = None
 
     def _refuse(self, error: WmtpError) -> None:
         self._output.error = error
@@ -166,18 +174,19 @@ class LLM:
             prefill_chunk=prefill_chunk,
             prefill_pruning=prefill_pruning,
         )
-        if device.startswith("cuda") and not torch.cuda.is_available():
+        if str(device).startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError(
-                f"device {device!r}", "this machine has no usable CUDA device", "use device='cpu'"
+                f"device {str(device)!r}",
+                "this machine has no usable CUDA device",
+                "use device='cpu'",
             )
-        loaded = load_model(model, getattr(torch, dtype), device, speculation is not None)
+        config.resolved(read_config(model).max_position_embeddings)  # refused before weights load
+        loaded = load_model(model, getattr(torch, dtype), str(device), speculation is not None)
         self.tokenizer = loaded.tokenizer
         self._engine = Engine(loaded, config)
-        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._closed = False
-        self._submission = threading.Lock()  # nothing is submitted after the last call
-        self._thread = threading.Thread(target=self._run, name="wmtp-engine", daemon=True)
-        self._thread.start()
+        self._worker = _Worker(self._engine)
+        # An LLM that is dropped, or alive at the process's exit, is shut down.
+        self._finalizer = weakref.finalize(self, self._worker.stop)
 
     @property
     def config(self) -> EngineConfig:
@@ -214,12 +223,18 @@ class LLM:
         Raises:
             RequestError: the only prompt cannot be served.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        if hasattr(prompts, "tolist"):  # an array or a tensor
+            prompts = prompts.tolist()
+        single = isinstance(prompts, str) or (
+            len(prompts) > 0 and isinstance(prompts[0], numbers.Integral)
+        )
         batch: Sequence[Any] = [prompts] if single else prompts
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(batch)
-        else:
+        elif isinstance(sampling_params, (list, tuple)):
             params = list(sampling_params)
+        else:
+            raise _no_sampling_params(sampling_params)
         if len(params) != len(batch):
             raise RequestError(
                 f"{len(params)} sampling_params for {len(batch)} prompts",
@@ -247,11 +262,7 @@ class LLM:
 
     def shutdown(self) -> None:
         """Ends the background thread; requests under way end with ``abort``."""
-        with self._submission:
-            if not self._closed:
-                self._closed = True
-                self._calls.put(None)
-        self._thread.join()
+        self._worker.stop()
 
     def __enter__(self) -> LLM:
         return self
@@ -265,6 +276,9 @@ class LLM:
         self.shutdown()
 
     def _submit(self, work: list[tuple[Prompt, SamplingParams]]) -> list[RequestHandle]:
+        for _, params in work:
+            if not isinstance(params, SamplingParams):
+                raise _no_sampling_params(params)
         prepared = [(self._handle(prompt), params) for prompt, params in work]
 
         def enqueue() -> None:
@@ -272,28 +286,44 @@ class LLM:
                 if handle._output.error is None:
                     self._enqueue(handle, params)
 
-        with self._submission:
-            if self._closed:
-                raise RequestError(
-                    "a request after shutdown()", "the engine is gone", "make a new LLM"
-                )
-            self._call(enqueue)
+        self._worker.submit(enqueue)
         return [handle for handle, _ in prepared]
 
     def _handle(self, prompt: Prompt) -> RequestHandle:
+        text = prompt if isinstance(prompt, str) else None
+        try:
+            ids, error = self._token_ids(prompt), None
+        except RequestError as refusal:
+            ids, error = [], refusal
+        handle = RequestHandle(self, text, ids)
+        if error is not None:
+            handle._refuse(error)
+        return handle
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return RequestHandle(self, None, [int(i) for i in prompt])
-        if self.tokenizer is not None:
-            return RequestHandle(self, prompt, self.tokenizer.encode(prompt).ids)
-        handle = RequestHandle(self, prompt, [])
-        handle._refuse(
-            RequestError(
+            try:
+                return [operator.index(i) for i in prompt]
+            except TypeError as error:
+                raise RequestError(
+                    f"a prompt of type {type(prompt).__name__} ({error})",
+                    "a prompt is text or a sequence of token ids",
+                    "pass a str or a list of int",
+                ) from None
+        if self.tokenizer is None:
+            raise RequestError(
                 "a text prompt",
                 "the checkpoint has no tokenizer.json",
                 "pass token ids, or add the file to the directory",
             )
-        )
-        return handle
+        try:
+            return list(self.tokenizer.encode(prompt).ids)
+        except Exception as error:  # half of a surrogate pair, for one
+            raise RequestError(
+                f"a text prompt ({error})",
+                "the tokenizer must be able to encode it",
+                "pass valid Unicode text, or token ids",
+            ) from error
 
     def _enqueue(self, handle: RequestHandle, params: SamplingParams) -> None:
         prompt_ids = handle._output.prompt_token_ids
@@ -302,24 +332,73 @@ class LLM:
         except Exception as error:
             handle._refuse(as_request_error(error))
 
-    def _call(self, call: Callable[[], object]) -> None:
-        """Runs ``call`` in the engine's thread, between steps."""
+
+def _no_sampling_params(given: object) -> RequestError:
+    return RequestError(
+        f"sampling_params {given!r}",
+        "it must be a SamplingParams, or one for each prompt",
+        "pass SamplingParams(max_tokens=...)",
+    )
+
+
+class _Worker:
+    """The engine's thread. It holds no LLM, so that one nobody refers to can be collected."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._submission = threading.Lock()  # nothing is submitted after the last call
+        self._thread = threading.Thread(target=self._run, name="wmtp-engine", daemon=True)
+        self._thread.start()
+
+    def call(self, call: Callable[[], object]) -> None:
+        """Runs ``call`` in the engine's thread, between steps; never if that has ended."""
         self._calls.put(call)
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """The same for work that somebody waits for.
+
+        Raises:
+            RequestError: the thread has ended, or belongs to another process.
+        """
+        with self._submission:
+            if self._closed:
+                raise RequestError(
+                    "a request after shutdown()", "the engine is gone", "make a new LLM"
+                )
+            if not self._thread.is_alive():
+                raise RequestError(
+                    "a request in a forked process",
+                    "an LLM serves only the process that made it",
+                    "make the LLM after the fork, or start processes with 'spawn'",
+                )
+            self.call(call)
+
+    def stop(self) -> None:
+        """Ends the thread after the step under way; requests that are left end with ``abort``."""
+        with self._submission:
+            if not self._closed:
+                self._closed = True
+                self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
         # The OpenMP team of this thread is its own: give it the size that the process chose.
         torch.set_num_threads(torch.get_num_threads())
-        while True:
-            try:
-                # Every waiting call comes before the next step.
-                call = self._calls.get(block=not self._engine.has_work)
-            except queue.Empty:
-                call = self._engine.step
-            if call is None:
-                break
+        while (call := self._next()) is not None:
             try:
                 call()
             except Exception as error:
                 log.exception("the engine failed; its requests end, later ones are served")
                 self._engine.end_all("error", error)
+            call = None  # it may refer to requests that are over
         self._engine.end_all("abort")
+
+    def _next(self) -> Callable[[], object] | None:
+        """Every waiting call comes before the next step."""
+        try:
+            return self._calls.get(block=not self._engine.has_work)
+        except queue.Empty:
+            return self._engine.step

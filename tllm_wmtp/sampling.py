@@ -27,10 +27,17 @@ class SamplingParams:
     temperature: float | None = 0.0
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = self.stop or ()
+        stop = tuple(stop) if isinstance(stop, (tuple, list, set, frozenset)) else (stop,)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+        given = self.stop_token_ids
+        ids = (given,) if isinstance(given, int) else tuple(given or ())
+        object.__setattr__(self, "stop_token_ids", ids)
+        if any(not _is_int(i) or i < 0 for i in ids):
+            raise RequestError(
+                f"stop_token_ids {ids!r}", "a token id is an integer of 0 or more", "correct it"
+            )
+        if not _is_int(self.max_tokens) or self.max_tokens < 1:
             raise RequestError(
                 f"max_tokens {self.max_tokens!r}",
                 "a request makes at least one token",
@@ -46,3 +53,7 @@ class SamplingParams:
                 "only greedy decoding is supported; sampling arrives with the sampling issue",
                 "use temperature 0",
             )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -42,6 +42,14 @@ def as_request_error(error: Exception) -> WmtpError:
     )
 
 
+def not_finite() -> RequestError:
+    return RequestError(
+        "logits of NaN or infinity",
+        "the next token is the most likely one, and there is none",
+        "use dtype='float32', or a checkpoint whose weights are whole",
+    )
+
+
 class Engine:
     """Not thread-safe: one thread submits and steps (:class:`tllm_wmtp.LLM` owns such a thread).
 
@@ -136,6 +144,8 @@ class Engine:
         if decoding:
             self._guarded(decoding, lambda: self._decode(decoding))
         self.scheduler.retire()
+        if not self.scheduler.running:
+            self._members, self._states = [], None  # an idle engine remembers no request
         return self.has_work
 
     @torch.inference_mode()
@@ -276,7 +286,10 @@ class Engine:
             self.config.prefill_pruning,
         )
         if hidden is not None:
-            token = int(self.model.target.logits(hidden).argmax(-1))
+            highest, choice = self.model.target.logits(hidden).max(-1)
+            if not highest.isfinite().all():
+                raise not_finite()
+            token = int(choice)
             request.pending = token
             request.draft_tokens, request.draft_hidden = [token], hidden
             request.phase, request.prefill_states = Phase.DECODE, None
@@ -289,7 +302,10 @@ class Engine:
         states = self._states_of(requests)
         step = speculative_step(self.model.target, self.proposer, requests, states)
         self.last_step = step
-        for request, tokens in zip(requests, step.tokens, strict=True):
+        for request, tokens, finite in zip(requests, step.tokens, step.finite, strict=True):
+            if not finite:
+                request.finish("error", not_finite())
+                continue
             metrics = request.metrics
             metrics.record_step(len(tokens) - 1, step.draft_s, step.verify_s, step.step_s)
             metrics.draft_kv_bytes = self.proposer.kv_bytes(request)

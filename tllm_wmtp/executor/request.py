@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,6 +16,8 @@ from tllm_wmtp.metrics import RequestMetrics
 from tllm_wmtp.models.cache import PrefillStates
 from tllm_wmtp.ring import Lane
 from tllm_wmtp.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
 
 
 class Phase(Enum):
@@ -83,6 +86,8 @@ class Request:
 
     def emit(self, tokens: list[int]) -> None:
         """Gives out ``tokens`` one by one, as far as no stop condition cuts them off."""
+        if self.finished:
+            return
         fresh = []
         for token in tokens:
             self.output_ids.append(token)
@@ -104,7 +109,9 @@ class Request:
             return "stop"
         if self.text is not None and self.text.push(token):
             return "stop"
-        return "length" if len(self.output_ids) >= self.max_tokens else None
+        if len(self.output_ids) < self.max_tokens:
+            return None
+        return "stop" if self.text is not None and self.text.finish() else "length"
 
     def _send(self, tokens: list[int], reason: str | None) -> None:
         self.metrics.output_tokens = len(self.output_ids)
@@ -116,5 +123,13 @@ class Request:
             text, self._text_sent = whole[self._text_sent :], len(whole)
         if reason is not None:
             self.phase, self.finish_reason = Phase.FINISHED, reason
-        if self.on_update is not None:
+        if self.on_update is None:
+            return
+        try:
             self.on_update(Update(tokens, text, reason))
+        except Exception:
+            # A consumer that fails loses its own stream; the batch it was served in goes on.
+            log.exception("request %d: its consumer failed and is told no more", self.request_id)
+            self.on_update = None
+            if not self.finished:
+                self.phase, self.finish_reason = Phase.FINISHED, "abort"

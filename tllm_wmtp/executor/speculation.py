@@ -16,9 +16,13 @@ from tllm_wmtp.models.qwen3_5 import Qwen3_5Target
 
 @dataclass(frozen=True)
 class Step:
-    """``tokens[b]`` is what request b gained: its accepted drafts and the target's own token."""
+    """``tokens[b]`` is what request b gained: its accepted drafts and the target's own token.
+
+    ``finite[b]`` is False where the target's logits held NaN or infinity, so they chose nothing.
+    """
 
     tokens: list[list[int]]
+    finite: list[bool]
     draft_s: float
     verify_s: float
 
@@ -43,7 +47,7 @@ def speculative_step(
     pending = torch.tensor([[request.pending] for request in requests], device=drafts.device)
     states.begin([request.kv_length for request in requests])
     hidden = target(torch.cat((pending, drafts), dim=1), states.positions, states)
-    choices = target.logits(hidden).argmax(-1)  # [B, depth]
+    highest, choices = target.logits(hidden).max(-1)  # [B, depth]; the highest shows any NaN
 
     accepted = matching_prefix(drafts, choices)
     states.commit(accepted + 1)
@@ -53,7 +57,8 @@ def speculative_step(
     for request, chosen, count, request_hidden in rows:
         tokens.append(chosen[: count + 1])
         request.advance(tokens[-1], request_hidden[: count + 1])
-    return Step(tokens, drafted - begin, _now(states) - drafted)
+    finite = highest.isfinite().all(1).tolist()
+    return Step(tokens, finite, drafted - begin, _now(states) - drafted)
 
 
 def matching_prefix(drafts: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:

@@ -36,12 +36,12 @@ class OutputText:
             return False
         return self._take(both[len(known) :])
 
-    def finish(self) -> None:
-        """Takes what is left, an incomplete character included."""
+    def finish(self) -> bool:
+        """Takes what is left, an incomplete character included; True as :meth:`push`."""
         if self.stopped or self._taken_end == len(self._ids):
-            return
+            return self.stopped
         known = self._decode(self._ids[self._context_begin : self._taken_end])
-        self._take(self._decode(self._ids[self._context_begin :])[len(known) :])
+        return self._take(self._decode(self._ids[self._context_begin :])[len(known) :])
 
     def settled(self) -> str:
         """The text that no later token can take back: without a tail that may become a stop."""
