@@ -89,7 +89,12 @@ CLAIMS = (
         "A graph with the plugin builds: bf16, fp16, fp32, fp8 ring; dynamic and static shapes; "
         "trees; no inserted copy",
         RTX,
-        ("test_graph_builds_with_*",),
+        ("test_graph_builds_with_*", "test_ring_that_is_updated_twice_*"),
+    ),
+    Claim(
+        "Three draft steps in one engine share a ring, without a copy",
+        RTX,
+        ("test_three_steps_share_one_ring_without_a_copy",),
     ),
     Claim(
         "Call counts and scratch memory",

@@ -33,32 +33,43 @@ class Log(trt.ILogger):  # type: ignore[misc]
         self.lines.append([severity.name, message])
 
 
-def graph(inputs: list[dict[str, Any]], attributes: dict[str, Any]) -> bytes:
-    """One plugin node, its tensors the graph's own."""
+def graph(
+    inputs: list[dict[str, Any]], attributes: dict[str, Any], steps: int, chained: bool
+) -> bytes:
+    """``steps`` plugin nodes, each with the last one's output, after a layer of the builder's own,
+    as q. ``chained`` nodes also take its rings; others all take the graph's."""
     tensors = [
         helper.make_tensor_value_info(one["name"], TYPES[one["type"]], one["shape"])
         for one in inputs
     ]
-    names = [one["name"] for one in inputs]
     outputs = {"out": 0, "ring_k_out": 7, "ring_v_out": 8}
     results = [
         helper.make_tensor_value_info(name, TYPES[inputs[source]["type"]], inputs[source]["shape"])
         for name, source in outputs.items()
     ]
-    node = helper.make_node(
-        "WindowedDraftAttention",
-        names,
-        list(outputs),
-        domain="wmtp",
-        plugin_version="1",
-        plugin_namespace="wmtp",
-        **attributes,
-    )
+    nodes = []
+    taken = [one["name"] for one in inputs]
+    for step in range(steps):
+        last = step == steps - 1
+        made = list(outputs) if last else [f"{name}_{step}" for name in outputs]
+        nodes.append(
+            helper.make_node(
+                "WindowedDraftAttention",
+                taken,
+                made,
+                domain="wmtp",
+                plugin_version="1",
+                plugin_namespace="wmtp",
+                **attributes,
+            )
+        )
+        if not last:
+            nodes.append(helper.make_node("Relu", [made[0]], [f"q_{step + 1}"]))
+            rings = made[1:] if chained else taken[7:9]
+            taken = [f"q_{step + 1}", *taken[1:7], *rings, *taken[9:]]
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("wmtp", 1)]
-    model = helper.make_model(
-        helper.make_graph([node], "draft", tensors, results), opset_imports=opsets
-    )
-    return bytes(model.SerializeToString())
+    draft = helper.make_graph(nodes, "draft", tensors, results)
+    return bytes(helper.make_model(draft, opset_imports=opsets).SerializeToString())
 
 
 def build(request: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +80,8 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    if not parser.parse(graph(request["inputs"], request["attributes"])):
+    model = graph(request["inputs"], request["attributes"], request["steps"], request["chained"])
+    if not parser.parse(model):
         errors = [["ERROR", parser.get_error(i).desc()] for i in range(parser.num_errors)]
         return {"step": "parse", "messages": log.lines + errors}
     config = builder.create_builder_config()

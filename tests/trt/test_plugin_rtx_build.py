@@ -89,6 +89,8 @@ def build(
     tensors: list[dict[str, Any]],
     plugin: str = "libwmtp_tensorrt.so",
     aliased_io: bool = True,
+    steps: int = 1,
+    chained: bool = True,
     **fields: Any,
 ) -> Built:
     if importlib.util.find_spec("onnx") is None:
@@ -99,6 +101,8 @@ def build(
         "inputs": tensors,
         "attributes": given,
         "aliased_io": aliased_io,
+        "steps": steps,
+        "chained": chained,
         "look_for": ["WindowedDraftAttention", "workspace_bytes"],
     }
     environment = {**os.environ, "WMTP_PLUGIN_TRACE": "1"}
@@ -154,6 +158,19 @@ def test_graph_builds_with_static_shapes(plugin_build: Path) -> None:
 def test_graph_builds_with_ancestor_mask(plugin_build: Path) -> None:
     built = build(plugin_build, inputs("bfloat16", "bfloat16", tree=True))
     assert built.step == "done", built.errors() + built.plugin_errors
+
+
+def test_three_steps_share_one_ring_without_a_copy(plugin_build: Path) -> None:
+    built = build(plugin_build, inputs("bfloat16", "bfloat16"), steps=3)
+    assert built.step == "done", built.errors() + built.plugin_errors
+    assert built.calls["createPlugin"] == 3
+    assert "Inserting copy" not in built.all_text()
+
+
+def test_ring_that_is_updated_twice_from_one_state_would_be_copied(plugin_build: Path) -> None:
+    """The builder does say so, hence its silence above means something."""
+    built = build(plugin_build, inputs("bfloat16", "bfloat16"), steps=2, chained=False)
+    assert "Inserting copy" in built.all_text()
 
 
 def test_builder_asks_everything_it_should(plugin_build: Path) -> None:

@@ -1,0 +1,1 @@
+"""TensorRT engines: the plugin library and what is built around it."""
