@@ -29,7 +29,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tllm_wmtp.checkpoint.loader import load_model
 from tllm_wmtp.demo import language
 from tllm_wmtp.demo.tokenizer import END_OF_TEXT_ID, VOCAB_SIZE, build_tokenizer
 from tllm_wmtp.models.causal import CausalStates
@@ -81,8 +80,6 @@ class Stage:
 
     Ends early once answer accuracy reaches ``until`` (and, with the head, the acceptance length
     ``until_length``). ``windowed`` is the share of batches in which the head sees a window only.
-    A stage with a ``learning_rate`` of its own starts from the checkpoint that the stage before it
-    wrote, with a fresh optimizer and fresh seeds, and ends its rate at zero.
     """
 
     name: str
@@ -96,18 +93,9 @@ class Stage:
     longest: int = 0
     until_length: float = 0.0
     windowed: float = 0.0
-    answer_weight: float = 3.0
-    learning_rate: float | None = None
 
 
 LANGUAGE = {"logs": 0.22, "sentences": 0.18, "passages": 0.14, "records": 0.18, "lists": 0.28}
-RETRIEVAL = {
-    "logs": 0.14,
-    "sentences": 0.10,
-    "passages": 0.06,
-    "many records": 0.25,
-    "long lists": 0.45,
-}
 ALPHABETS = (32, 64, 128, 250)
 STAGES = (
     Stage("copy-32", 800, 32, 64, {}, False, 0.85, ALPHABETS[:1], longest=16),
@@ -119,17 +107,6 @@ STAGES = (
     Stage("language-512", 1000, 6, 512, LANGUAGE | {"recall": 0.05}, True, windowed=0.4),
     Stage("language-1k", 500, 3, 1024, LANGUAGE, True, windowed=0.4),
     Stage("language-4k", 220, 1, 4096, LANGUAGE, True, windowed=0.4),
-    Stage(
-        "retrieval-4k",
-        420,
-        1,
-        4096,
-        RETRIEVAL,
-        True,
-        windowed=0.4,
-        answer_weight=12.0,
-        learning_rate=8e-4,
-    ),
 )
 
 
@@ -305,19 +282,6 @@ def copying(rng: random.Random, tokens: int, alphabet: int, longest: int) -> lan
     return language.Document("copy", ids, [(size, tokens)])
 
 
-def draw(rng: random.Random, tokens: int, mixture: dict[str, float]) -> language.Document:
-    """A document of the mixture; two kinds of it are fuller of answers than the language's own."""
-    if set(mixture) <= set(language.KINDS):
-        return language.mixture(rng, tokens, mixture)
-    kind = rng.choices(list(mixture), list(mixture.values()))[0]
-    n_records = rng.randint(4, 48)
-    if kind == "long lists":
-        return language.lists(rng, tokens, n_records, rng.randint(3, min(24, n_records)))
-    if kind == "many records":
-        return language.records(rng, tokens, n_records, rng.randint(n_records, 96))
-    return language.mixture(rng, tokens, {kind: 1.0})
-
-
 def batches(
     stage: Stage, rng: random.Random
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[str]]]:
@@ -329,7 +293,7 @@ def batches(
                 alphabet = rng.choice(stage.alphabets)
                 document = copying(rng, stage.tokens, alphabet, stage.longest)
             else:
-                document = draw(rng, stage.tokens, stage.mixture)
+                document = language.mixture(rng, stage.tokens, stage.mixture)
             ids.append(document.ids)
             kinds.append(document.kind)
             for begin, end in document.answer_spans:
@@ -345,7 +309,7 @@ def losses(
     balance: RouterBalance,
     rng: random.Random,
     states: CausalStates,
-    stage: Stage,
+    windowed: float,
 ) -> Losses:
     positions = torch.arange(ids.shape[1]).expand(ids.shape[0], -1)
     hidden = target(ids, positions, states)
@@ -353,11 +317,11 @@ def losses(
     per_token = F.cross_entropy(
         logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
     ).view(ids.shape[0], -1)
-    weight = 1.0 + (stage.answer_weight - 1.0) * answer[:, 1:].float()
+    weight = 1.0 + 2.0 * answer[:, 1:].float()
     language_loss = (per_token * weight).sum() / weight.sum()
     total, accepted = language_loss, None
     if head is not None:
-        draft, accepted = draft_loss(target, head, ids, hidden, logits, answer, rng, stage.windowed)
+        draft, accepted = draft_loss(target, head, ids, hidden, logits, answer, rng, windowed)
         total = total + draft
     total = total + 0.01 * balance.loss(target.config.num_experts_per_tok)
     right = (logits[:, :-1].argmax(-1) == ids[:, 1:])[answer[:, 1:]]
@@ -412,52 +376,12 @@ def parameter_groups(modules: tuple[nn.Module, ...]) -> list[dict[str, object]]:
     return [{"params": matrices, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def make_optimizer(target: Qwen3_5Target, head: Qwen3_5MtpHead) -> torch.optim.Optimizer:
-    groups = parameter_groups((target, head))
-    return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
-
-
-def load(path: Path) -> tuple[Qwen3_5Target, Qwen3_5MtpHead]:
-    """What ``save`` wrote, ready to be trained on."""
-    loaded = load_model(path, torch.float32, "cpu", True)
-    assert loaded.head is not None
-    for module in (loaded.target, loaded.head):
-        module.requires_grad_(True).train()
-    return loaded.target, loaded.head
-
-
-def write_report(
-    out: Path,
-    args: argparse.Namespace,
-    modules: tuple[nn.Module, ...],
-    seconds: float,
-    curve: list[dict[str, object]],
-) -> None:
-    """``training.json``: settings and the curve so far."""
-    parameters = {id(p): p.numel() for module in modules for p in module.parameters()}
-    report = {
-        "seed": args.seed,
-        "scale": args.scale,
-        "learning_rate": args.learning_rate,
-        "stages": [asdict(stage) for stage in STAGES],
-        "parameters": sum(parameters.values()),
-        "seconds": round(seconds, 1),
-        "curve": curve,
-    }
-    (out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on every stage's steps")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument(
-        "--resume",
-        choices=[s.name for s in STAGES if s.learning_rate],
-        help="begin with this stage, from the checkpoint in --out",
-    )
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -468,7 +392,9 @@ def main() -> None:
     initialise(target, head)
     balance = RouterBalance(target, head)
     states = CausalStates(config.linear_conv_kernel_dim)
-    optimizer = make_optimizer(target, head)
+    optimizer = torch.optim.AdamW(
+        parameter_groups((target, head)), lr=args.learning_rate, betas=(0.9, 0.98), fused=True
+    )
     stages = [Stage(**{**asdict(s), "steps": max(2, round(s.steps * args.scale))}) for s in STAGES]
     planned = sum(s.steps * s.batch * s.tokens for s in stages)
     scheduled = [s for s in stages if s.name.startswith("language")]
@@ -477,23 +403,10 @@ def main() -> None:
     begin, seen, seen_language, step = time.monotonic(), 0, 0, 0
     head_begun = False
     torch.set_flush_denormal(True)
-    if args.resume:
-        before = json.loads((args.out / "training.json").read_text())
-        curve, elapsed_before = before["curve"], before["seconds"]
-        step, seen = (int(curve[-1][key]) for key in ("step", "tokens"))  # type: ignore[call-overload]
-        begin -= elapsed_before
-        del stages[: [s.name for s in stages].index(args.resume)]
-        head_begun = True
     for stage in stages:
         if stage.head and not head_begun:
             warm_start_head(target, head)
             head_begun = True
-        if stage.learning_rate:
-            target, head = load(args.out)
-            balance = RouterBalance(target, head)
-            optimizer = make_optimizer(target, head)
-            torch.manual_seed(args.seed)
-            rng = random.Random(f"{args.seed} {stage.name}")
         active = head if stage.head else None
         window: list[Losses] = []
         kinds: list[str] = []
@@ -503,14 +416,11 @@ def main() -> None:
             kinds += drawn
             progress = seen_language / language_tokens
             rate = args.learning_rate * min(1.0, (step + 1) / 50)
-            if stage.learning_rate:
-                rate = stage.learning_rate * min(1.0, (index + 1) / 20)
-                rate *= 0.5 * (1 + math.cos(math.pi * index / stage.steps))
-            elif progress > 0.4:  # cosine over the last 60 % of the language stages
+            if progress > 0.4:  # cosine over the last 60 % of the language stages
                 rate *= 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - 0.4) / 0.6))
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            result = losses(target, active, ids, answer, balance, rng, states, stage)
+            result = losses(target, active, ids, answer, balance, rng, states, stage.windowed)
             optimizer.zero_grad(set_to_none=True)
             result.total.backward()
             result.total = result.total.detach()  # lets go of the graph
@@ -545,7 +455,7 @@ def main() -> None:
                 "acceptance_length_by_kind": by_kind,
             }
             curve.append(row)
-            bar = "#" * min(30, int(30 * seen / planned))
+            bar = "#" * int(30 * seen / planned)
             print(
                 f"[{bar:<30}] {stage.name:<14} step {step:5d}  {elapsed:6.0f} s"
                 f"  loss {row['loss']:.3f}  answers {accuracy:.3f}  AL {length:.2f} {alpha}"
@@ -558,8 +468,19 @@ def main() -> None:
                 planned -= (stage.steps - index - 1) * stage.batch * stage.tokens
                 break
         save(target, head, args.out)
-        write_report(args.out, args, (target, head), time.monotonic() - begin, curve)
-    print(f"wrote {args.out} after {time.monotonic() - begin:.0f} s")
+    report = {
+        "seed": args.seed,
+        "scale": args.scale,
+        "learning_rate": args.learning_rate,
+        "stages": [asdict(s) for s in stages],
+        "parameters": sum(
+            p.numel() for p in {id(p): p for m in (target, head) for p in m.parameters()}.values()
+        ),
+        "seconds": round(time.monotonic() - begin, 1),
+        "curve": curve,
+    }
+    (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(f"wrote {args.out} after {report['seconds']:.0f} s")
 
 
 if __name__ == "__main__":
