@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -451,3 +453,58 @@ def test_a_defect_is_told_from_bad_input(
     _, out, err = wmtp("demo", "--model", checkpoint, defect=True)
     assert out == ""
     assert "KeyError" in err
+
+
+# standard output, and what becomes of the process
+
+
+def in_a_shell(command: str) -> subprocess.CompletedProcess[bytes]:
+    wmtp = f"{sys.executable} -m tllm_wmtp.cli"
+    return subprocess.run(
+        ["bash", "-c", command.replace("WMTP", wmtp)],
+        capture_output=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("WMTP info {} >&-", 2, b"standard output is closed"),
+        ("WMTP info {} >/dev/full", 2, b"standard output: it must be usable (No space"),
+        ("WMTP generate {} --prompt the --max-tokens 2 --json >/dev/full", 2, b"No space"),
+        ("WMTP generate {} --prompt $'\\xff' --max-tokens 2", 2, b"must be Unicode text"),
+        ("WMTP info {} --json | true; exit ${{PIPESTATUS[0]}}", 0, b""),
+        (
+            "WMTP generate {} --prompt the --max-tokens 900 | head -c 1; exit ${{PIPESTATUS[0]}}",
+            0,
+            b"",
+        ),
+    ],
+)
+def test_standard_output_that_cannot_be_written(
+    checkpoint: Path, command: str, code: int, message: bytes
+) -> None:
+    done = in_a_shell(command.format(checkpoint))
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 1
+
+
+def test_an_interrupt_ends_a_command_with_130(checkpoint: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tllm_wmtp.cli", "generate", checkpoint, "--prompt", "the",
+         "--max-tokens", "4000", "--window", "500"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.read(1)  # it streams by now
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == b"wmtp: interrupted\n"

@@ -176,7 +176,7 @@ def in_a_process(checkpoint: Path, body: str) -> subprocess.CompletedProcess[str
         [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(body)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

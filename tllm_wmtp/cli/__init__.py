@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=logging.INFO)
     elif not log.handlers:
         log.addHandler(logging.NullHandler())  # a failing request is reported, not traced
+    if sys.stdout is None:
+        return _fail(2, "standard output is closed: the answer goes there; open it", False)
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -45,9 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(INTERRUPTED, "interrupted", False)
     except BrokenPipeError:
-        # The reader has left; nothing more can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()  # the reader has left
         return 0
+    except OSError as error:
+        _discard_stdout()
+        what = error.filename or "standard output"
+        return _fail(
+            2, f"{what}: it must be usable ({error.strerror}); check space and rights", args.debug
+        )
     except MemoryError:
         return _fail(
             2, "out of memory: the model and its caches must fit; lower the context", False
@@ -59,8 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(INTERNAL_ERROR, message, False)
 
 
+def _discard_stdout() -> None:
+    """Nothing more can be written, not even what is flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(code: int, message: str, show_traceback: bool) -> int:
     if show_traceback:
         logging.getLogger("tllm_wmtp").exception("failed")
-    sys.stderr.write(f"wmtp: {message}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"wmtp: {message}\n")
     return code

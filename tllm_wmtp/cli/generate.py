@@ -95,6 +95,12 @@ def read_prompt(args: argparse.Namespace) -> str:
         prompt = _read(args.file or args.source)
     if not prompt:
         raise RequestError("an empty prompt", "it needs at least one token", "write some text")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:  # bytes of the command line that are no UTF-8
+        raise RequestError(
+            f"prompt {prompt!r}", f"it must be Unicode text ({error.reason})", "correct it"
+        ) from error
     return str(prompt)
 
 
