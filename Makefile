@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -type f)
 
-.PHONY: demo test test-cpp test-slow bench lint clean
+.PHONY: demo test test-cpp test-slow bench gpu-check plugin-docs lint clean
 
 # An editable install: Python sources are used in place, the C++ core is built once and again
 # when a source of it changes.
@@ -41,11 +41,20 @@ bench: $(VENV)/.installed
 	$(BIN)/wmtp bench attention
 	$(BIN)/wmtp bench step --contexts 16k,64k,256k,1m
 
+# On a machine with an NVIDIA GPU and no network: builds, tests and measures with that machine's own
+# Python (torch) and nvcc; installs nothing.
+gpu-check:
+	$(PYTHON) build_scripts/gpu_check.py
+
+# The verification table of docs/plugin.md, from the last full run of tests/trt.
+plugin-docs: $(VENV)/.installed
+	$(BIN)/python build_scripts/plugin_verification.py
+
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(find cpp -name '*.[ch]pp')
+	$(BIN)/clang-format --dry-run --Werror $$(find cpp plugins tests/trt -name '*.[ch]pp' -o -name '*.h')
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -178,7 +179,15 @@ def answer(llm: LLM, kind: str, context: int, seed: int, max_tokens: int) -> Rec
         given = values_of(output.outputs[0].text)
         record["values"] = len(expected)
         record["values_right"] = sum(given.get(key) == value for key, value in expected.items())
+        records = records_of(prompt.text)
+        record["entries"] = len(given)
+        record["entries_true"] = sum(records.get(key) == value for key, value in given.items())
     return record
+
+
+def records_of(text: str) -> dict[str, str]:
+    """Keys and values of a prompt's record lines, ``key amber = lion pear .``"""
+    return dict(re.findall(r"^key (.+) = (\w+ \w+) \.$", text, re.MULTILINE))
 
 
 def values_of(text: str) -> dict[str, str]:
@@ -255,6 +264,10 @@ def set_report(kind: str, context: int, records: Sequence[Record]) -> dict[str, 
         asked = sum(record["values"] for record in first)
         report["values_asked"] = asked
         report["values_right_share"] = sum(r["values_right"] for r in first) / asked
+        report["entries"] = sum(r["entries"] for r in first)
+        report["entries_true_share"] = sum(r["entries_true"] for r in first) / max(
+            report["entries"], 1
+        )
     if kind in REQUIRED_AL and context == 65536 and "windowed_over_native" in report:
         report["required_al"] = REQUIRED_AL[kind]
         report["meets_requirement"] = (
@@ -268,8 +281,8 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
     """One row per kind and context; 95 % intervals in brackets."""
     lines = [
         "| prompts | context | n | AL native | AL windowed | windowed / native | identical "
-        "| values right |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| asked values right | entries that are true records |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for report in reports:
         cells = []
@@ -287,6 +300,8 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
         cells.append(f"{report['identical_outputs']} / {report['prompts']}")
         right = report.get("values_right_share")
         cells.append("" if right is None else f"{right:.0%} of {report['values_asked']}")
+        true = report.get("entries_true_share")
+        cells.append("" if true is None else f"{true:.0%} of {report['entries']}")
         lines.append(
             f"| {report['kind']} | {report['context']:,} | {report['prompts']} | "
             + " | ".join(cells)

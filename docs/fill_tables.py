@@ -165,11 +165,12 @@ def evaluation(result: dict[str, Any]) -> tuple[str, str]:
                 f"{entry['windowed_over_native']:.2f} [{low:.2f}, {high:.2f}]",
                 f"{entry['identical_outputs']} of {entry['prompts']}",
                 "" if right is None else f"{right:.0%}",
+                "" if right is None else f"{entry['entries_true_share']:.0%} of {entry['entries']}",
             ]
         )
     head = (
         "prompts", "context", "n", "AL native", "AL windowed", "windowed / native",
-        "same output", "values right",
+        "same output", "asked values right", "entries that are true records",
     )  # fmt: skip
     lines = [
         f"Unseen prompts, depth {result['depth']}, window {result['window']}, sink "

@@ -8,7 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from toolchain import REPOSITORY
+
 FOLDER = REPOSITORY / "build/trt-libraries"
 
 

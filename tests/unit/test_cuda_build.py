@@ -7,23 +7,18 @@ import ctypes
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import toolchain
 import torch
+from toolchain import REPOSITORY
 
 from tllm_wmtp.ops import cuda
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TARGETS = ["sm_80", "sm_90a", "sm_100a", "sm_120a"]
-TOOLCHAIN = [
-    f"nvidia-{part}==13.0.*"
-    for part in ("cuda-nvcc", "cuda-runtime", "cuda-crt", "nvvm", "cuda-cccl")
-]
 NO_DRIVER = 35  # cudaErrorInsufficientDriver
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -36,44 +31,11 @@ sys.modules[_SPEC.name] = resources
 _SPEC.loader.exec_module(resources)
 
 
-def tool(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"no {name}")
-    return found
-
-
-def nvcc() -> str:
-    """The system's, this environment's, or one fetched into build/ (271 MB, once)."""
-    found = shutil.which("nvcc")
-    if found is not None:
-        return found
-    folder = REPOSITORY / "build/cuda-toolchain"
-    for place in (*(Path(path) / "nvidia" for path in sys.path), folder / "nvidia"):
-        for compiler in place.glob("cu*/bin/nvcc"):
-            return str(compiler)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-    result = subprocess.run([*command, *TOOLCHAIN], capture_output=True, text=True)
-    if result.returncode != 0:
-        pytest.skip(f"no nvcc, and it cannot be installed here: {result.stderr[-300:]}")
-    return str(next(folder.glob("nvidia/cu*/bin/nvcc")))
-
-
 @pytest.fixture(scope="module")
 def build() -> Path:
     """A build for all targets. It is kept, so that only changed sources are compiled again."""
-    folder = REPOSITORY / "build/cuda"
-    folder.mkdir(parents=True, exist_ok=True)
-    configure = [tool("cmake"), "-S", str(REPOSITORY), "-B", str(folder), "-G", "Ninja"]
-    configure += ["-DWMTP_PYTHON=OFF", "-DWMTP_CUDA=ON", f"-DWMTP_NVCC={nvcc()}"]
-    configure += [f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
-    begin = time.monotonic()
-    for command in (configure, [tool("cmake"), "--build", str(folder), "--target", "wmtp_cuda"]):
-        result = subprocess.run(command, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
-    print(f"built in {time.monotonic() - begin:.0f} s")
-    return folder
+    options = ["-DWMTP_CUDA=ON", f"-DWMTP_NVCC={toolchain.nvcc()}"]
+    return toolchain.build(REPOSITORY / "build/cuda", "wmtp_cuda", *options)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +75,7 @@ def test_the_compiler_warns_of_nothing(build: Path) -> None:
 def test_only_the_c_interface_is_exported(build: Path) -> None:
     library = build / "lib/libwmtp_cuda.so"
     text = subprocess.run(
-        [tool("nm"), "-D", "--defined-only", str(library)], capture_output=True, text=True
+        [toolchain.tool("nm"), "-D", "--defined-only", str(library)], capture_output=True, text=True
     ).stdout
     names = [line.split()[-1] for line in text.splitlines()]
     assert "wmtp_cuda_run_windowed" in names
@@ -122,7 +84,9 @@ def test_only_the_c_interface_is_exported(build: Path) -> None:
 
 def test_the_library_needs_no_cuda_library(build: Path) -> None:
     text = subprocess.run(
-        [tool("readelf"), "-d", str(build / "lib/libwmtp_cuda.so")], capture_output=True, text=True
+        [toolchain.tool("readelf"), "-d", str(build / "lib/libwmtp_cuda.so")],
+        capture_output=True,
+        text=True,
     ).stdout
     needed = re.findall(r"NEEDED.*\[(.+)\]", text)
     assert not [name for name in needed if "cuda" in name or "nv" in name]

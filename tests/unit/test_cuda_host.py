@@ -7,16 +7,16 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import math
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import toolchain
 import torch
 from engines import engine, outputs, run
 from tiny_model import random_prompts, tiny_checkpoint
+from toolchain import REPOSITORY
 
 from tllm_wmtp.bench import cuda_attention as bench
 from tllm_wmtp.config import MtpConfig
@@ -24,8 +24,6 @@ from tllm_wmtp.executor import draft
 from tllm_wmtp.models import cache
 from tllm_wmtp.ops import cuda
 from tllm_wmtp.sampling import SamplingParams
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def script(path: str) -> Any:
@@ -43,29 +41,11 @@ cases = script("tests/gpu/kernel_cases.py")
 Case, E4M3 = cases.Case, cases.E4M3
 
 
-def tool(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"no {name}")
-    return found
-
-
 @pytest.fixture(scope="module")
 def ops() -> Any:
-    build = REPOSITORY / "build/cuda-emulated"
-    build.mkdir(parents=True, exist_ok=True)
-    configure = [tool("cmake"), "-S", str(REPOSITORY), "-B", str(build), "-G", "Ninja"]
-    configure += ["-DWMTP_PYTHON=OFF", "-DWMTP_CUDA_EMULATION=ON"]
-    configure += [f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
-    for command in (
-        configure,
-        [tool("cmake"), "--build", str(build), "--target", "wmtp_cuda_emulated"],
-    ):
-        result = subprocess.run(command, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
-        assert "warning:" not in result.stdout + result.stderr
-    return cuda.CudaOps(build / "lib/libwmtp_cuda_emulated.so")
+    folder = REPOSITORY / "build/cuda-emulated"
+    toolchain.build(folder, "wmtp_cuda_emulated", "-DWMTP_CUDA_EMULATION=ON")
+    return cuda.CudaOps(folder / "lib/libwmtp_cuda_emulated.so")
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -235,7 +235,8 @@ def test_list_records_lie_all_over_the_haystack() -> None:
 def test_recall_repeats_its_segment(seed: int) -> None:
     document = language.recall(random.Random(seed), 500, 20)
     ((start, stop),) = document.answer_spans
-    assert 8 <= start <= 250 and stop == 500
+    assert 8 <= start <= 250
+    assert stop == 500
     assert all(document.ids[i] == document.ids[i - start] for i in range(start, stop))
     assert len(set(document.ids)) <= 20
 
@@ -261,7 +262,8 @@ def test_prompts(tokenizer: Tokenizer, kind: str, n_tokens: int) -> None:
         assert encode(tokenizer, prompt.text) == prompt.ids
         if prompt.expected_ids is None:
             assert kind in ("logs", "sentences", "passages")
-            assert prompt.text.endswith("\n") and len(prompt.ids) <= n_tokens
+            assert prompt.text.endswith("\n")
+            assert len(prompt.ids) <= n_tokens
             continue
         assert len(prompt.ids) == n_tokens
         expected = language.text_of(prompt.expected_ids)
