@@ -84,6 +84,31 @@ def test_a_window_larger_than_the_context_proposes_what_native_does(checkpoint: 
     assert recorded_proposals(checkpoint, MtpConfig(depth=7, window=4, n_sink=0)) != native
 
 
+def test_a_window_larger_than_the_context_is_native_bit_for_bit(checkpoint: Path) -> None:
+    """Not only the drafts: every hidden state of the head, though the rings differ in size."""
+
+    def head_outputs(speculation: MtpConfig) -> list[torch.Tensor]:
+        machine = engine(checkpoint, speculation)
+        assert isinstance(machine.proposer, MtpProposer)
+        seen: list[torch.Tensor] = []
+        machine.proposer.head.register_forward_hook(lambda _m, _i, out: seen.append(out.clone()))
+        run(machine, PROMPTS[::3], PARAMS)
+        return seen
+
+    native = head_outputs(MtpConfig.native(depth=7))
+    longest = max(len(prompt) for prompt in PROMPTS[::3]) + PARAMS.max_tokens + 7
+    for speculation in (
+        MtpConfig(depth=7, window=longest - 3, n_sink=3),
+        MtpConfig(depth=7, window=longest, n_sink=0),
+        MtpConfig(depth=7, window=1000, n_sink=64),
+    ):
+        windowed = head_outputs(speculation)
+        assert len(windowed) == len(native) > 20
+        assert all(torch.equal(w, n) for w, n in zip(windowed, native, strict=True))
+    narrower = head_outputs(MtpConfig(depth=7, window=50, n_sink=3))
+    assert not all(torch.equal(w, n) for w, n in zip(narrower, native, strict=False))
+
+
 @torch.inference_mode()
 def oracle_proposals(
     machine_proposer: MtpProposer, request: Request, visible_window: int, n_sink: int

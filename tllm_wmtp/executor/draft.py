@@ -10,11 +10,19 @@ import torch
 import tllm_wmtp.ops as ops
 from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.executor.request import Request
+from tllm_wmtp.models.cache import layer_kv_bytes
 from tllm_wmtp.models.qwen3_5 import Qwen3_5MtpHead, Qwen3_5Target
 from tllm_wmtp.ring import LanePool, RingSpec
 
 _ring_append = torch.ops.wmtp.ring_append.default
 _windowed_draft_attention = torch.ops.wmtp.windowed_draft_attention.default
+
+
+def ring_of(speculation: MtpConfig) -> RingSpec:
+    """The ring of a resolved config, whose window is a number."""
+    if speculation.window is None:
+        raise RuntimeError("the speculation config has not been resolved")
+    return RingSpec.for_chain(speculation.n_sink, speculation.window, speculation.depth)
 
 
 class Proposer(Protocol):
@@ -161,17 +169,15 @@ class MtpProposer:
         dtype: torch.dtype,
         device: torch.device,
     ):
-        if speculation.window is None:
-            raise RuntimeError("the speculation config has not been resolved")
         self.target, self.head, self.device = target, head, device
         self.depth, self.draft_len = speculation.depth, speculation.draft_len
         config = target.config
-        self.spec = RingSpec(speculation.n_sink, speculation.window, speculation.depth)
+        self.spec = ring_of(speculation)
         self.pool = LanePool(lanes)
         self.attend = RingAttend(
             self.spec, lanes, config.num_key_value_heads, config.head_dim, dtype, device
         )
-        self.bytes_per_token = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+        self.bytes_per_token = layer_kv_bytes(config, dtype)
         self._one_row_each = torch.arange(lanes + 1, dtype=torch.int32, device=device)
 
     def acquire(self, request: Request) -> None:
@@ -222,7 +228,11 @@ class MtpProposer:
         return torch.stack(drafts, dim=1)
 
     def kv_bytes(self, request: Request) -> int:
-        return min(request.kv_length + self.draft_len, self.spec.capacity) * self.bytes_per_token
+        if request.lane is None:
+            return 0
+        # The accepted rows and, after them, those of all drafts but the last, which no one fed.
+        rows = self.pool.length(request.lane) + self.draft_len - 1
+        return min(rows, self.spec.capacity) * self.bytes_per_token
 
     def fill_random(self, request: Request, tokens: int, generator: torch.Generator) -> None:
         if request.lane is None:

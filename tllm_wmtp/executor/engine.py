@@ -12,7 +12,7 @@ import torch
 from tllm_wmtp.checkpoint.loader import LoadedModel
 from tllm_wmtp.config import EngineConfig, MtpConfig, arm_of
 from tllm_wmtp.errors import ConfigError, RequestError, WmtpError
-from tllm_wmtp.executor.draft import MtpProposer, NullProposer, Proposer
+from tllm_wmtp.executor.draft import MtpProposer, NullProposer, Proposer, ring_of
 from tllm_wmtp.executor.prefill import prefill_chunk
 from tllm_wmtp.executor.request import Phase, Request, Update
 from tllm_wmtp.executor.scheduler import Scheduler
@@ -24,6 +24,7 @@ from tllm_wmtp.models.cache import (
     RecurrentPool,
     VerifyStates,
     available_bytes,
+    layer_kv_bytes,
     pool_pages,
 )
 from tllm_wmtp.sampling import SamplingParams
@@ -200,10 +201,9 @@ class Engine:
         )
 
     def _check_ring_memory(self, speculation: MtpConfig, lanes: int, kv_dtype: torch.dtype) -> None:
-        config, window = self.model.config, speculation.window or 0
-        slots = speculation.n_sink + window + speculation.depth
-        row = 2 * config.num_key_value_heads * config.head_dim * kv_dtype.itemsize
-        needed, free = lanes * slots * row, available_bytes(self.device)
+        slots = ring_of(speculation).capacity
+        needed = lanes * slots * layer_kv_bytes(self.model.config, kv_dtype)
+        free = available_bytes(self.device)
         if needed > free:
             raise ConfigError(
                 f"draft rings of {slots} slots for {lanes} requests",

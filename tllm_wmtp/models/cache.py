@@ -37,6 +37,11 @@ def available_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+def layer_kv_bytes(config: Qwen3_5Config, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in one attention layer, the draft's included."""
+    return 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+
+
 def _untouched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory that costs nothing until written."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
@@ -71,7 +76,7 @@ class PagedKvPool:
     @staticmethod
     def bytes_per_token(config: Qwen3_5Config, dtype: torch.dtype) -> int:
         layers = sum(kind == FULL for kind in config.layer_types)
-        return layers * 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+        return layers * layer_kv_bytes(config, dtype)
 
     @property
     def free_pages(self) -> int:
