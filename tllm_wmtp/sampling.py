@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tllm_wmtp.errors import RequestError
 
@@ -27,11 +28,8 @@ class SamplingParams:
     temperature: float | None = 0.0
 
     def __post_init__(self) -> None:
-        stop = self.stop or ()
-        stop = tuple(stop) if isinstance(stop, (tuple, list, set, frozenset)) else (stop,)
+        stop, ids = _several(self.stop), _several(self.stop_token_ids)
         object.__setattr__(self, "stop", stop)
-        given = self.stop_token_ids
-        ids = (given,) if isinstance(given, int) else tuple(given or ())
         object.__setattr__(self, "stop_token_ids", ids)
         if any(not _is_int(i) or i < 0 for i in ids):
             raise RequestError(
@@ -53,6 +51,13 @@ class SamplingParams:
                 "only greedy decoding is supported; sampling arrives with the sampling issue",
                 "use temperature 0",
             )
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """None, one value or a collection of values."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, (tuple, list, set, frozenset)) else (given,)
 
 
 def _is_int(value: object) -> bool:

@@ -60,7 +60,12 @@ def test_a_broken_rule_is_an_error_with_value_and_remedy(
     [
         ({"max_tokens": 0}, "max_tokens 0"),
         ({"max_tokens": 2.5}, "max_tokens 2.5"),
+        ({"max_tokens": True}, "max_tokens True"),
         ({"stop": ("",)}, "stop"),
+        ({"stop": 5}, "stop \\(5,\\)"),
+        ({"stop_token_ids": ("end",)}, "stop_token_ids"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ({"stop_token_ids": 1.5}, "stop_token_ids"),
         ({"temperature": 0.7}, "temperature 0.7"),
     ],
 )
@@ -71,6 +76,7 @@ def test_bad_sampling_parameters(changes: dict[str, Any], value: str) -> None:
 
 def test_one_stop_string_is_a_list_of_one() -> None:
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+    assert SamplingParams(stop_token_ids=0).stop_token_ids == (0,)  # type: ignore[arg-type]
     assert SamplingParams(stop_token_ids=[3]).stop_token_ids == (3,)  # type: ignore[arg-type]
 
 

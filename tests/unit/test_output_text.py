@@ -81,3 +81,16 @@ def test_what_may_become_a_stop_string_is_held_back(tokenizer: Tokenizer) -> Non
     assert text.settled() == "a<en<ex"
     text.finish()
     assert text.text == "a<en<ex<"
+
+
+def test_a_stop_before_half_a_character_is_found_at_the_end(tokenizer: Tokenizer) -> None:
+    """A token that holds a stop string and the first byte of a character waits for the rest."""
+    whole = "one STOP"
+    merged = {0: whole, 1: whole + "\ufffd"}
+    text = OutputText(lambda ids: merged[ids[-1]] if ids else "", ("STOP",))
+    assert not text.push(1)
+    assert text.finish()
+    assert text.text == "one "
+    plain = OutputText(tokenizer.decode, ("STOP",))
+    plain.push(ord("a"))
+    assert not plain.finish()
