@@ -1,3 +1,4 @@
+#include <map>
 #include <set>
 
 #include "check.hpp"
@@ -58,15 +59,21 @@ void a_launch_writes_each_slot_once()
         for (int64_t n_rows = 0; n_rows < 40; ++n_rows)
         {
             wmtp::Survivors const kept = wmtp::survivors(map, start, n_rows);
-            std::set<int64_t> slots;
+            // Storing the rows one after another would leave the last writer of each slot: exactly these must be kept.
+            std::map<int64_t, int64_t> last_writer;
+            for (int64_t p = start; p < start + n_rows; ++p)
+            {
+                last_writer[map.slot(p)] = p;
+            }
+            std::map<int64_t, int64_t> stored;
             for (wmtp::PositionRange range : {kept.sink, kept.tail})
             {
                 for (int64_t p = range.begin; p < range.end; ++p)
                 {
-                    WMTP_CHECK(p >= start && p < start + n_rows);
-                    WMTP_CHECK(slots.insert(map.slot(p)).second);
+                    WMTP_CHECK(stored.emplace(map.slot(p), p).second);
                 }
             }
+            WMTP_CHECK(stored == last_writer);
         }
     }
 }

@@ -63,6 +63,7 @@ def test_every_python_example_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Fragments that need TensorRT are fenced as ``py``, and are not run here."""
     checkpoint = tiny_checkpoint(tmp_path, vocab_size=640)
     build_tokenizer().save(str(checkpoint / "tokenizer.json"))
     monkeypatch.setattr(tllm_wmtp.demo, "CHECKPOINT", checkpoint)
