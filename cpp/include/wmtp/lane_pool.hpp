@@ -25,8 +25,8 @@ public:
     {
         if (n_lanes < 1)
         {
-            throw std::invalid_argument("n_lanes " + std::to_string(n_lanes)
-                + " < 1: a pool serves at least one request; raise n_lanes");
+            throw std::invalid_argument(
+                "n_lanes " + std::to_string(n_lanes) + " < 1: a pool serves at least one request; raise n_lanes");
         }
         states_.resize(static_cast<size_t>(n_lanes));
     }

@@ -70,8 +70,12 @@ void bind_ring(nb::module_& m)
     nb::class_<wmtp::LaneHandle>(m, "Lane")
         .def_ro("index", &wmtp::LaneHandle::lane)
         .def_ro("generation", &wmtp::LaneHandle::generation)
-        .def("__repr__", [](wmtp::LaneHandle const& lane)
-            { return "Lane(index=" + std::to_string(lane.lane) + ", generation=" + std::to_string(lane.generation) + ")"; });
+        .def("__repr__",
+            [](wmtp::LaneHandle const& lane)
+            {
+                return "Lane(index=" + std::to_string(lane.lane) + ", generation=" + std::to_string(lane.generation)
+                    + ")";
+            });
     nb::class_<wmtp::LanePool>(m, "LanePool")
         .def(nb::init<int32_t>(), nb::arg("n_lanes"))
         .def_prop_ro("n_lanes", &wmtp::LanePool::n_lanes)
@@ -120,10 +124,10 @@ void bind_attention(nb::module_& m)
     m.def(
         "windowed_draft_attention",
         [](Address q, int q_dtype, Address query_offsets, int64_t n_queries, int32_t n_query_heads, Address k,
-            Address v, int row_dtype, Address row_offsets, int32_t n_requests, int64_t n_rows,
-            Address start_positions, int32_t n_kv_heads, int32_t head_dim, Address ring_k, Address ring_v,
-            int ring_dtype, int32_t n_lanes, int64_t capacity, int64_t n_sink, Address lanes, int64_t window,
-            float scale, Address mask, int32_t mask_words, Address out, int n_threads)
+            Address v, int row_dtype, Address row_offsets, int32_t n_requests, int64_t n_rows, Address start_positions,
+            int32_t n_kv_heads, int32_t head_dim, Address ring_k, Address ring_v, int ring_dtype, int32_t n_lanes,
+            int64_t capacity, int64_t n_sink, Address lanes, int64_t window, float scale, Address mask,
+            int32_t mask_words, Address out, int n_threads)
         {
             wmtp::windowed_draft_attention({at<void const>(q), dtype(q_dtype)},
                 append_rows(k, v, row_dtype, row_offsets, n_requests, n_rows, start_positions),
@@ -147,8 +151,8 @@ void bind_attention(nb::module_& m)
         "full_attention",
         [](Address q, int q_dtype, Address query_offsets, int32_t n_requests, int64_t n_queries,
             Address query_positions, int32_t n_query_heads, int32_t n_kv_heads, int32_t head_dim, Address k_pages,
-            Address v_pages, int page_dtype, int64_t n_pages, int64_t page_size, Address block_table,
-            int64_t max_pages, float scale, Address out, int n_threads)
+            Address v_pages, int page_dtype, int64_t n_pages, int64_t page_size, Address block_table, int64_t max_pages,
+            float scale, Address out, int n_threads)
         {
             wmtp::full_attention({at<void const>(q), dtype(q_dtype)},
                 {at<int32_t const>(query_offsets), n_requests, n_queries}, at<int64_t const>(query_positions),
@@ -192,12 +196,11 @@ void bind_host(nb::module_& m)
     m.def("available_isas", &wmtp::available_isas);
     m.def("current_isa", &wmtp::current_isa);
     m.def("set_isa", &wmtp::set_isa, nb::arg("name"));
-    m.def("advise_huge_pages",
-        [](Address data, size_t bytes) { return wmtp::advise_huge_pages(at<void>(data), bytes); });
     m.def(
-        "stream_sum",
-        [](Address data, size_t n, int n_threads) { return wmtp::stream_sum(at<float const>(data), n, n_threads); },
-        nb::call_guard<nb::gil_scoped_release>());
+        "advise_huge_pages", [](Address data, size_t bytes) { return wmtp::advise_huge_pages(at<void>(data), bytes); });
+    m.def(
+        "stream_sum", [](Address data, size_t n, int n_threads)
+        { return wmtp::stream_sum(at<float const>(data), n, n_threads); }, nb::call_guard<nb::gil_scoped_release>());
 }
 
 } // namespace

@@ -59,8 +59,7 @@ void store_ring_range(AppendRows const& append, int64_t row_elements, RingCache 
     int32_t const n_segments = map.segments(range, segments);
     for (int32_t i = 0; i < n_segments; ++i)
     {
-        int64_t const row
-            = append.rows.offsets[request] + segments[i].first_position - append.start_positions[request];
+        int64_t const row = append.rows.offsets[request] + segments[i].first_position - append.start_positions[request];
         int64_t const cell = lane * ring.capacity + segments[i].first_slot;
         store_segment(append, row_elements, row, ring.k, ring.v, cell, segments[i].count);
     }

@@ -34,12 +34,12 @@ struct Request
     RowRule const* rows;
     int64_t first_row; //!< in q and out
     int64_t n_rows;
-    int64_t sink_end;      //!< keys lie in [0, sink_end) and [window_begin, window_end)
+    int64_t sink_end; //!< keys lie in [0, sink_end) and [window_begin, window_end)
     int64_t window_begin;
     int64_t window_end;
-    int64_t n_chunks;         //!< chunks that hold a visible key
-    char* q;                  //!< split over keys: [kv head, row, group, head_dim]
-    SoftmaxState parts;       //!< split over keys: [chunk, kv head, row, group]
+    int64_t n_chunks;   //!< chunks that hold a visible key
+    char* q;            //!< split over keys: [kv head, row, group, head_dim]
+    SoftmaxState parts; //!< split over keys: [chunk, kv head, row, group]
 };
 
 struct Item
@@ -47,8 +47,8 @@ struct Item
     int32_t request;
     int32_t first_head;
     int32_t end_head;
-    int64_t chunk;      //!< split over keys: ordinal among the request's chunks
-    int64_t first_row;  //!< split over rows
+    int64_t chunk;     //!< split over keys: ordinal among the request's chunks
+    int64_t first_row; //!< split over rows
     int64_t n_rows;
 };
 
@@ -158,8 +158,7 @@ void finish_rows(Problem const& problem, int64_t first_row, int64_t n_rows, int 
         for (int g = 0; g < problem.group; ++g)
         {
             SoftmaxState const finished = at_row(state, row * problem.group + g, problem.padded);
-            int64_t const at
-                = ((first_row + row) * problem.heads.n_query_heads + head * problem.group + g) * head_dim;
+            int64_t const at = ((first_row + row) * problem.heads.n_query_heads + head * problem.group + g) * head_dim;
             if (problem.out.dtype == DType::kFloat32)
             {
                 table.finish_row_f32(finished, problem.heads.head_dim, static_cast<float*>(problem.out.data) + at);
@@ -182,8 +181,8 @@ struct Block
     int n_keys; //!< 0: nobody sees a key of it
 };
 
-void prepare(Problem const& problem, Request const& request, int64_t first_row, int64_t n_rows, int64_t start,
-    Block& block)
+void prepare(
+    Problem const& problem, Request const& request, int64_t first_row, int64_t n_rows, int64_t start, Block& block)
 {
     uint64_t any = 0;
     uint64_t all = ~uint64_t{0};
@@ -293,8 +292,8 @@ void run_key_split(Problem const& problem, Request const& request, Item const& i
     int64_t const first = (item.chunk * problem.heads.n_kv_heads + item.first_head) * head_rows;
     SoftmaxState const state = at_row(request.parts, first, problem.padded);
     clear(state, (item.end_head - item.first_head) * head_rows, problem.padded);
-    char const* const q = request.q
-        + static_cast<size_t>(item.first_head) * head_rows * problem.heads.head_dim * problem.query_bytes();
+    char const* const q =
+        request.q + static_cast<size_t>(item.first_head) * head_rows * problem.heads.head_dim * problem.query_bytes();
     attend_chunk(problem, request, item, 0, request.n_rows, chunk_number(request, item.chunk), q, state, head_rows,
         block_scratch);
 }
@@ -307,8 +306,8 @@ void finish_key_split(Problem const& problem, Request const& request, int head)
     SoftmaxState const total = at_row(request.parts, head * head_rows, problem.padded);
     for (int64_t chunk = 1; chunk < request.n_chunks; ++chunk)
     {
-        SoftmaxState const part
-            = at_row(request.parts, (chunk * problem.heads.n_kv_heads + head) * head_rows, problem.padded);
+        SoftmaxState const part =
+            at_row(request.parts, (chunk * problem.heads.n_kv_heads + head) * head_rows, problem.padded);
         for (int64_t row = 0; row < head_rows; ++row)
         {
             table.merge_row(at_row(total, row, problem.padded), at_row(part, row, problem.padded), problem.padded);
@@ -359,7 +358,8 @@ void run_row_split(Problem const& problem, Request const& request, Item const& i
             break;
         }
         clear(held.part, head_rows, problem.padded);
-        attend_chunk(problem, request, item, item.first_row, item.n_rows, chunk, held.q, held.part, head_rows, held.block);
+        attend_chunk(
+            problem, request, item, item.first_row, item.n_rows, chunk, held.q, held.part, head_rows, held.block);
         for (int64_t row = 0; row < head_rows; ++row)
         {
             table.merge_row(
@@ -458,8 +458,7 @@ void run(Problem problem, Plan& plan, int n_threads)
         }
         for (int32_t head = 0; head < n_kv_heads; ++head)
         {
-            size_t const at
-                = static_cast<size_t>(head) * request.n_rows * problem.group * problem.heads.head_dim;
+            size_t const at = static_cast<size_t>(head) * request.n_rows * problem.group * problem.heads.head_dim;
             gather_queries(problem, request.first_row, request.n_rows, head, request.q + at * problem.query_bytes());
         }
         for (int64_t chunk = 0; chunk < request.n_chunks; ++chunk)
@@ -565,7 +564,8 @@ void check_draft(AppendRows const& append, RaggedRows queries, RingCache const& 
         int64_t const overwritten = tree ? n_rows - 1 : n_queries - 1;
         bool const keeps = append_keeps_window(RingMap{ring.n_sink, ring.capacity}, window, 0, overwritten);
         require(keeps, "request ", b, " has ", overwritten + 1, tree ? " tree rows" : " queries",
-            " but the ring spares ", spare, " slots: the newest row would overwrite what the first query sees; "
+            " but the ring spares ", spare,
+            " slots: the newest row would overwrite what the first query sees; "
             "allow at most spare + 1, or raise the capacity");
         require(!tree || static_cast<int64_t>(mask.words_per_row) * 32 >= n_rows, "ancestor_mask has ",
             mask.words_per_row, " words for ", n_rows, " appended rows: pass ceil(rows / 32) words");
@@ -615,7 +615,8 @@ void windowed_draft_attention(ConstTensor q, AppendRows const& append, RaggedRow
             }
         }
         request.keys = KeySource{static_cast<char const*>(ring.k.data), static_cast<char const*>(ring.v.data),
-            token_bytes(heads, ring.k.dtype), RingMap{ring.n_sink, ring.capacity}, lanes[b] * ring.capacity, nullptr, 0};
+            token_bytes(heads, ring.k.dtype), RingMap{ring.n_sink, ring.capacity}, lanes[b] * ring.capacity, nullptr,
+            0};
         set_visible_range(request, problem.rule);
     }
     store_ring_rows(append, heads, ring, lanes);

@@ -20,7 +20,8 @@ void check_ragged(char const* name, RaggedRows rows)
     for (int32_t b = 0; b < rows.n_requests; ++b)
     {
         require(rows.offsets[b] <= rows.offsets[b + 1], name, "[", b + 1, "] is ", rows.offsets[b + 1],
-            ", less than the ", rows.offsets[b], " before it: offsets never decrease; pass a running sum of row counts");
+            ", less than the ", rows.offsets[b],
+            " before it: offsets never decrease; pass a running sum of row counts");
     }
     require(rows.offsets[rows.n_requests] == rows.n_rows, name, " ends at ", rows.offsets[rows.n_requests], " but ",
         rows.n_rows, " rows were passed: the last offset is the number of rows");

@@ -145,8 +145,8 @@ void gated_delta_commit(float const* k, float const* g, float const* delta, floa
         int const count = counts[b];
         HeadScratch const held = thread_scratch(shape);
         int64_t const key_stride = static_cast<int64_t>(shape.n_key_heads) * shape.key_dim;
-        normalise_rows(k + b * shape.n_rows * key_stride + h / group * shape.key_dim, key_stride, count,
-            shape.key_dim, 1.0F, held.k);
+        normalise_rows(k + b * shape.n_rows * key_stride + h / group * shape.key_dim, key_stride, count, shape.key_dim,
+            1.0F, held.k);
         for (int t = 0; t < count; ++t)
         {
             held.decay[t] = std::exp(g[(b * shape.n_rows + t) * shape.n_value_heads + h]);

@@ -39,7 +39,7 @@ struct BlockTask
     void const* const* next_k_rows; //!< [n_next_rows] token rows to prefetch meanwhile
     void const* const* next_v_rows;
     int n_next_rows;
-    int next_row_bytes;             //!< of each row, from next_offset_bytes on
+    int next_row_bytes; //!< of each row, from next_offset_bytes on
     size_t next_offset_bytes;
     size_t head_offset_bytes; //!< of this head inside a token row
     int n_keys;               //!< keys after this one are seen by nobody
@@ -64,11 +64,11 @@ constexpr size_t block_scratch_bytes(int head_dim)
 
 struct GatedDeltaHead
 {
-    float const* q;    //!< [n_rows, key_dim], normalised and scaled; null for a commit
-    float const* k;    //!< [n_rows, key_dim], normalised
-    float const* v;    //!< row stride value_stride
+    float const* q;     //!< [n_rows, key_dim], normalised and scaled; null for a commit
+    float const* k;     //!< [n_rows, key_dim], normalised
+    float const* v;     //!< row stride value_stride
     float const* decay; //!< [n_rows] exp(g)
-    float const* beta; //!< [n_rows]
+    float const* beta;  //!< [n_rows]
     int64_t value_stride;
     float const* state_in; //!< [key_dim, value_dim]
     float* state_out;      //!< where to leave the state, or null

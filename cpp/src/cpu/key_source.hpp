@@ -25,10 +25,10 @@ struct KeySource
     char const* k;
     char const* v;
     size_t token_bytes;
-    RingMap map;             //!< ring only
-    int64_t lane_cell;       //!< ring only: first cell of the lane
-    int32_t const* table;    //!< pages only; null for a ring
-    int64_t page_size;       //!< pages only
+    RingMap map;          //!< ring only
+    int64_t lane_cell;    //!< ring only: first cell of the lane
+    int32_t const* table; //!< pages only; null for a ring
+    int64_t page_size;    //!< pages only
 
     CellRun run_at(int64_t position) const
     {
@@ -46,8 +46,8 @@ struct KeySource
 //! Which keys one query row sees.
 struct RowRule
 {
-    int64_t query;            //!< logical position
-    PositionRange appended;   //!< tree rows only: positions whose visibility the ancestor bits decide
+    int64_t query;             //!< logical position
+    PositionRange appended;    //!< tree rows only: positions whose visibility the ancestor bits decide
     uint32_t const* ancestors; //!< null for a chain row
 };
 
