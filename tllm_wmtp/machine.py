@@ -25,21 +25,32 @@ def describe() -> dict[str, Any]:
     }
 
 
-def read_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
-    """Bytes per second that all threads read together: the median of ``repeats`` passes.
+class StreamingRead:
+    """A call reads a buffer once with all threads. The buffer is far larger than any cache, so this
+    is memory, not cache."""
 
-    The buffer is far larger than any cache, so this is memory, not cache.
-    """
-    buffer = torch.empty(megabytes << 18, dtype=torch.float32)
-    ops.advise_huge_pages(buffer)
-    buffer.fill_(1.0)
-    threads = torch.get_num_threads()
+    def __init__(self, megabytes: int = 512) -> None:
+        self._buffer = torch.empty(megabytes << 18, dtype=torch.float32)
+        ops.advise_huge_pages(self._buffer)
+        self._buffer.fill_(1.0)
+
+    def __call__(self) -> None:
+        _core.stream_sum(self._buffer.data_ptr(), self._buffer.numel(), torch.get_num_threads())
+
+    def bytes_per_second(self, seconds: float) -> float:
+        """Bandwidth of one call that took ``seconds``."""
+        return self._buffer.numel() * 4 / seconds
+
+
+def read_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
+    """Bytes per second that all threads read together: the median of ``repeats`` passes."""
+    read = StreamingRead(megabytes)
     seconds = []
     for _ in range(repeats + 1):
         begin = perf_counter()
-        _core.stream_sum(buffer.data_ptr(), buffer.numel(), threads)
+        read()
         seconds.append(perf_counter() - begin)
-    return buffer.numel() * 4 / statistics.median(seconds[1:])
+    return read.bytes_per_second(statistics.median(seconds[1:]))
 
 
 def _processor_name() -> str:

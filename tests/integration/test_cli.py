@@ -263,8 +263,9 @@ def test_bench_attention_prints_rows_with_floor_and_interval(
     wmtp: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tllm_wmtp.bench import attention
+    from tllm_wmtp.machine import StreamingRead
 
-    monkeypatch.setattr(attention, "_STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr(attention, "StreamingRead", lambda: StreamingRead(megabytes=1))
     honest = attention.run_attention_bench
 
     def small(**options: Any) -> list[dict[str, Any]]:

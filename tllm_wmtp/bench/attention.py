@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
-from tllm_wmtp import _core, ops
+from tllm_wmtp import ops
+from tllm_wmtp.machine import StreamingRead
 
 CONTEXTS = (65536, 262144, 1048576)
 HEAD_DIMS = (64, 128)
@@ -32,7 +33,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 N_KV_HEADS = 2
 GROUP = 4
 
-_STREAM_BYTES = 512 << 20
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -50,20 +50,6 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def _huge(tensor: torch.Tensor) -> torch.Tensor:
     ops.advise_huge_pages(tensor)
     return tensor
-
-
-class _ReadBandwidth:
-    """A buffer beyond every cache, and the time to read it once."""
-
-    def __init__(self) -> None:
-        self.buffer = _huge(torch.empty(_STREAM_BYTES // 4)).fill_(1.0)
-
-    def __call__(self) -> None:
-        n = self.buffer.numel()
-        _core.stream_sum(self.buffer.data_ptr(), n, torch.get_num_threads())
-
-    def bytes_per_second(self, seconds: float) -> float:
-        return self.buffer.numel() * 4 / seconds
 
 
 class _Case:
@@ -131,7 +117,7 @@ class _Case:
         return scaled_dot_product_attention(self.q_fold, k, v, scale=self.scale)
 
 
-def _measure(case: _Case, read: _ReadBandwidth, n_runs: int) -> dict[str, Any]:
+def _measure(case: _Case, read: StreamingRead, n_runs: int) -> dict[str, Any]:
     contestants: dict[str, Callable[[], object]] = {
         "ours": case.ours,
         "gqa": case.gqa,
@@ -194,7 +180,7 @@ def run_attention_bench(
     """
     if n_runs < 2:
         raise ValueError(f"n_runs {n_runs} < 2: an interval needs two runs; raise n_runs")
-    read = _ReadBandwidth()
+    read = StreamingRead()
     results = []
     for dtype in dtypes:
         for head_dim in head_dims:
