@@ -5,10 +5,12 @@ A missing tool fails the test, with the remedy: a skipped build would pass for a
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 #: One minor version of the CUDA compiler's packages: minors do not mix.
@@ -16,6 +18,17 @@ CUDA_PACKAGES = [
     f"nvidia-{part}==13.0.*"
     for part in ("cuda-nvcc", "cuda-runtime", "cuda-crt", "nvvm", "cuda-cccl")
 ]
+
+
+def script(path: str) -> Any:
+    """A Python file outside the package, by its path from the root, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def tool(name: str) -> str:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import pytest
+import toolchain
+from toolchain import REPOSITORY
 
 pytestmark = pytest.mark.trt
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 
-_SPEC = importlib.util.spec_from_file_location(
-    "plugin_verification", REPOSITORY / "build_scripts/plugin_verification.py"
-)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-verification = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = verification
-_SPEC.loader.exec_module(verification)
+verification = toolchain.script("build_scripts/plugin_verification.py")
 
 
 def claims_of(page: str) -> list[str]:

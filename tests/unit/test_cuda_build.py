@@ -4,11 +4,9 @@ answers on a machine that has no driver."""
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,14 +19,7 @@ from tllm_wmtp.ops import cuda
 TARGETS = ["sm_80", "sm_90a", "sm_100a", "sm_120a"]
 NO_DRIVER = 35  # cudaErrorInsufficientDriver
 
-_SPEC = importlib.util.spec_from_file_location(
-    "cuda_resources", REPOSITORY / "build_scripts/cuda_resources.py"
-)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-resources = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = resources
-_SPEC.loader.exec_module(resources)
+resources = toolchain.script("build_scripts/cuda_resources.py")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ arithmetic written down a second time."""
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import math
 import sys
 from pathlib import Path
@@ -25,19 +24,7 @@ from tllm_wmtp.models import cache
 from tllm_wmtp.ops import cuda
 from tllm_wmtp.sampling import SamplingParams
 
-
-def script(path: str) -> Any:
-    """A Python file outside the package, as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-cases = script("tests/gpu/kernel_cases.py")
+cases = toolchain.script("tests/gpu/kernel_cases.py")
 Case, E4M3 = cases.Case, cases.E4M3
 
 
@@ -467,7 +454,7 @@ def test_the_embedded_runtime_gives_the_same_tokens(
 
 def test_the_gpu_tests_themselves(ops: Any, tmp_path: Path) -> None:
     """Their bodies pass on the emulator, so a failure on a GPU is the GPU's."""
-    gpu = script("tests/gpu/test_cuda_kernels.py")
+    gpu = toolchain.script("tests/gpu/test_cuda_kernels.py")
     gpu.test_attention_agrees_with_float64(ops, torch.bfloat16, E4M3, (6, 2), 64)
     gpu.test_ragged_batches(ops, 7)
     gpu.test_every_boundary(ops, torch.bfloat16, 3)
@@ -519,7 +506,7 @@ def test_every_row_of_the_bench_is_complete(ops: Any) -> None:
 def test_gpu_check_builds_every_source_and_stops_without_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    check = script("build_scripts/gpu_check.py")
+    check = toolchain.script("build_scripts/gpu_check.py")
     command = " ".join(check.build_command("nvcc", check.target_of((9, 0))))
     assert "arch=compute_90a,code=sm_90a" in command
     assert check.target_of((8, 0)) == "80"
