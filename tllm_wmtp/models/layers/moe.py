@@ -51,15 +51,15 @@ class SparseMoe(nn.Module):
         nn.init.normal_(self.gate_up, std=hidden_size**-0.5)
         nn.init.normal_(self.down, std=expert_size**-0.5)
 
-    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Router probabilities ``[N, E]``, weights ``[N, k]`` (sum 1) and experts ``[N, k]``."""
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights ``[N, k]`` (sum 1) and experts ``[N, k]``."""
         probs = self.gate(x).float().softmax(-1)
         top, experts = probs.topk(self.top_k, dim=-1)
-        return probs, (top / top.sum(-1, keepdim=True)).to(x.dtype), experts
+        return (top / top.sum(-1, keepdim=True)).to(x.dtype), experts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shape, x = x.shape, x.reshape(-1, x.shape[-1])
-        _, weights, experts = self.route(x)
+        weights, experts = self.route(x)
         if self.num_experts <= self.DENSE_EXPERTS:
             routed = self._all_experts(x, weights, experts)
         else:
