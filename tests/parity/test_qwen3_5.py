@@ -22,11 +22,11 @@ class Harness:
 
     def __init__(self, model: LoadedModel, prompts: list[list[int]], page: int = 16):
         self.model, self.device = model, torch.device("cpu")
-        config = model.config
-        self.kv = PagedKvPool(config, 64, page, torch.float32, self.device)
+        caches = model.config.caches
+        self.kv = PagedKvPool(caches, 64, page, torch.float32, self.device)
         for pages in (*self.kv.k_pages, *self.kv.v_pages):
             pages.fill_(float("nan"))  # what nobody wrote must not be read
-        self.recurrent = RecurrentPool(config, 4, torch.float32, self.device)
+        self.recurrent = RecurrentPool(caches, 4, torch.float32, self.device)
         self.kv.acquire(page)  # so that page and slot numbers are not all zero
         self.recurrent.acquire()
         self.sequences = [list(prompt) for prompt in prompts]

@@ -28,9 +28,8 @@ from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Request
-from tllm_wmtp.models.cache import PagedKvPool
-from tllm_wmtp.models.layers.moe import SparseMoe
-from tllm_wmtp.models.qwen3_5 import Qwen3_5Config
+from tllm_wmtp.models.layers.moe import RoutedExperts
+from tllm_wmtp.models.spec import ModelConfig
 
 ARMS = ("dense", "native", "windowed")
 WARM_UP_STEPS = 2
@@ -225,9 +224,8 @@ def bytes_read(
 ) -> dict[str, int]:
     """Fewest bytes that the draft phase and the verify of one step read."""
     config, context = loaded.config, contestant.context
-    row_bytes = PagedKvPool.bytes_per_token(config, kv_dtype)
-    layers = sum(kind == "full_attention" for kind in config.layer_types)
-    verify = weight_bytes(loaded.target, config) + context * row_bytes
+    caches = config.caches
+    verify = weight_bytes(loaded.target, config) + context * caches.kv_bytes_per_token(kv_dtype)
     if contestant.arm == "dense":
         return {"draft": 0, "verify": verify}
     visible = context if contestant.arm == "native" else min(context, bench.n_sink + bench.window)
@@ -237,18 +235,18 @@ def bytes_read(
     forward = (
         weight_bytes(loaded.head, config)
         + lm_head.numel() * lm_head.element_size()
-        + visible * row_bytes // layers
+        + visible * caches.draft.bytes_per_token(kv_dtype)
     )
     return {"draft": (bench.depth - 1) * forward, "verify": verify}
 
 
-def weight_bytes(module: nn.Module, config: Qwen3_5Config) -> int:
+def weight_bytes(module: nn.Module, config: ModelConfig) -> int:
     """Bytes of the weights that one row's forward reads; tied ones once, idle experts not."""
     fused = {
-        id(weight)
-        for moe in module.modules()
-        if isinstance(moe, SparseMoe)
-        for weight in (moe.gate_up, moe.down)
+        id(getattr(experts, name))
+        for experts in module.modules()
+        if isinstance(experts, RoutedExperts)
+        for name in experts.fused
     }
     embedding = getattr(module, "embed_tokens", None)
     total = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,28 +11,27 @@ from torch import nn
 
 from tllm_wmtp.checkpoint.directory import CheckpointDirectory
 from tllm_wmtp.errors import CheckpointError
-from tllm_wmtp.models.layers.moe import SparseMoe
-from tllm_wmtp.models.qwen3_5 import Qwen3_5Config, Qwen3_5MtpHead, Qwen3_5Target
+from tllm_wmtp.models.layers.moe import RoutedExperts
+from tllm_wmtp.models.layers.rope import Rope
 from tllm_wmtp.models.registry import Family, family_of
+from tllm_wmtp.models.spec import DraftHead, ModelConfig, Target
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-HEAD = re.compile(r"^(?:.+\.)?mtp\.(?P<rest>.+)$")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """A target, its draft head (None when not asked for) and what a request needs of the text."""
 
-    config: Qwen3_5Config
-    target: Qwen3_5Target
-    head: Qwen3_5MtpHead | None
+    config: ModelConfig
+    target: Target
+    head: DraftHead | None
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
 
 
-def read_config(path: str | Path) -> Qwen3_5Config:
+def read_config(path: str | Path) -> ModelConfig:
     """The model's configuration; touches no weight.
 
     Raises:
@@ -61,20 +59,23 @@ def load_model(
     directory = CheckpointDirectory(path)
     family = family_of(directory.config)
     config = family.config(directory.config)
-    _check_head_config(directory, config, with_head)
-    target_names, head_names = _sort_names(directory, family)
+    if with_head:
+        family.check_head(config, directory.config)
+    target_names, head_names = _sort_names(directory, family, config)
     if with_head and not head_names:
         raise CheckpointError(
-            f"{directory.path} has no mtp.* tensors",
-            "speculation uses the checkpoint's own MTP head (mtp.fc.weight, mtp.layers.0.*, ...)",
+            f"{directory.path} has no {family.head_tensors}",
+            "speculation uses the checkpoint's own MTP head",
             "use the checkpoint that ships them, or speculation=None",
         )
     if config.tie_word_embeddings:
         target_names.pop("lm_head.weight", None)
     with torch.device("meta"):
         target = family.target(config)
-        head = family.head(config, target.rope) if with_head else None
-    target.rope.inv_freq = config.rope.inverse_frequencies().to(device)
+        head = family.head(target) if with_head else None
+    for module in target.modules():
+        if isinstance(module, Rope):  # computed, so no checkpoint holds it
+            module.inv_freq = module.config.inverse_frequencies().to(device)
     _fill(target, target_names, directory, dtype, device)
     if config.tie_word_embeddings:
         target.lm_head.weight = target.embed_tokens.weight
@@ -85,23 +86,8 @@ def load_model(
     return LoadedModel(config, *modules, directory.tokenizer(), eos)
 
 
-def _check_head_config(
-    directory: CheckpointDirectory, config: Qwen3_5Config, with_head: bool
-) -> None:
-    if not with_head:
-        return
-    text = directory.config.get("text_config") or directory.config
-    if config.mtp_num_hidden_layers != 1 or text.get("mtp_use_dedicated_embeddings"):
-        raise CheckpointError(
-            f"an MTP head of {config.mtp_num_hidden_layers} layers with dedicated embeddings "
-            f"{bool(text.get('mtp_use_dedicated_embeddings'))}",
-            "the head must have one layer and share the target's embedding",
-            "use speculation=None",
-        )
-
-
 def _sort_names(
-    directory: CheckpointDirectory, family: Family
+    directory: CheckpointDirectory, family: Family, config: ModelConfig
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Our name to the checkpoint's, for the target and for the head."""
     target: dict[str, str] = {}
@@ -109,11 +95,11 @@ def _sort_names(
     for name in directory.names:
         if name.startswith(family.ignored_prefixes):
             continue
-        if match := HEAD.match(name):
-            sink, ours = head, match["rest"]
-        else:
+        ours = family.head_name(config, name)
+        sink = target if ours is None else head
+        if ours is None:
             prefix = next((p for p in family.text_prefixes if name.startswith(p)), "")
-            sink, ours = target, name[len(prefix) :]
+            ours = name[len(prefix) :]
         for theirs, renamed in family.renames:
             if ours.endswith(theirs):
                 ours = ours[: -len(theirs)] + renamed
@@ -142,8 +128,8 @@ def _fill(
         for leaf, parameter in owner.named_parameters(recurse=False):
             ours = f"{path}.{leaf}" if path else leaf
             source: str | list[list[str]] | None = names.pop(ours, None)
-            if source is None and isinstance(owner, SparseMoe):
-                source = _split_experts(names, path, leaf, owner.num_experts)
+            if source is None and isinstance(owner, RoutedExperts):
+                source = _split_experts(names, path, leaf, owner)
             if source is not None:
                 _check_shapes(directory, source, ours, parameter)
                 plan.append((owner, leaf, source))
@@ -193,15 +179,15 @@ def _is_tied(module: nn.Module, ours: str) -> bool:
 
 
 def _split_experts(
-    names: dict[str, str], path: str, leaf: str, experts: int
+    names: dict[str, str], path: str, leaf: str, owner: RoutedExperts
 ) -> list[list[str]] | None:
-    """Checkpoint names per expert, in fused order, of ``gate_up`` or ``down``, if all are there."""
-    parts = {"gate_up": ("gate", "up"), "down": ("down",)}.get(leaf)
+    """Checkpoint names per expert, in fused order, of a fused parameter, if all are there."""
+    parts = owner.fused.get(leaf)
     if parts is None:
         return None
     ours = [
         [f"{path}.experts.{expert}.{part}_proj.weight" for part in parts]
-        for expert in range(experts)
+        for expert in range(owner.num_experts)
     ]
     if any(name not in names for row in ours for name in row):
         return None

@@ -53,9 +53,9 @@ def describe(directory: Path, kv_dtype: str) -> dict[str, Any]:
     Raises:
         CheckpointError: unknown family, missing or damaged files.
     """
+    import torch
+
     from tllm_wmtp.checkpoint.directory import CheckpointDirectory
-    from tllm_wmtp.checkpoint.loader import HEAD
-    from tllm_wmtp.models.qwen3_5 import FULL
     from tllm_wmtp.models.registry import family_of
 
     checkpoint = CheckpointDirectory(directory)
@@ -68,23 +68,28 @@ def describe(directory: Path, kv_dtype: str) -> dict[str, Any]:
             continue
         size, kind = math.prod(checkpoint.shape(name)), checkpoint.element_type(name)
         parameters += size
-        head_parameters += size if HEAD.match(name) else 0
+        head_parameters += 0 if family.head_name(config, name) is None else size
         stored_bytes += size * BYTES.get(kind, 1)
         types[kind] += size
-    full = sum(kind == FULL for kind in config.layer_types)
-    row = 2 * config.num_key_value_heads * config.head_dim * (4 if kv_dtype == "float32" else 2)
+    with torch.device("meta"):
+        prunable = family.target(config).prunable
+    caches, element = config.caches, getattr(torch, kv_dtype)
+    kv_bytes, draft_bytes = (
+        caches.kv_bytes_per_token(element),
+        caches.draft.bytes_per_token(element),
+    )
     main_type = types.most_common(1)[0][0]
     has_head = head_parameters > 0
     return {
         "path": str(directory),
         "family": checkpoint.config["model_type"],
-        "layers": len(config.layer_types),
-        "full_attention_layers": full,
-        "linear_attention_layers": len(config.layer_types) - full,
+        "layers": config.num_hidden_layers,
+        "full_attention_layers": len(caches.attention_layers),
+        "recurrent_layers": len(caches.recurrent_layers),
         "hidden_size": config.hidden_size,
         "query_heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
+        "kv_heads": caches.attention.num_kv_heads,
+        "head_dim": caches.attention.head_dim,
         "experts": config.num_experts,
         "experts_per_token": config.num_experts_per_tok,
         "vocab_size": config.vocab_size,
@@ -95,10 +100,10 @@ def describe(directory: Path, kv_dtype: str) -> dict[str, Any]:
         "mtp_head": has_head,
         "mtp_parameters": head_parameters,
         "kv_dtype": kv_dtype,
-        "kv_bytes_per_token": full * row,
-        "draft_kv_bytes_per_token": row if has_head else 0,
-        "draft_share_of_kv": 1 / (full + 1) if has_head else 0.0,
-        "prefill_pruning": config.layer_types[-1] == FULL,
+        "kv_bytes_per_token": kv_bytes,
+        "draft_kv_bytes_per_token": draft_bytes if has_head else 0,
+        "draft_share_of_kv": draft_bytes / (kv_bytes + draft_bytes) if has_head else 0.0,
+        "prefill_pruning": prunable,
         "tokenizer": (directory / "tokenizer.json").exists(),
     }
 
@@ -111,7 +116,7 @@ def table(facts: dict[str, Any]) -> str:
         (
             "layers",
             f"{facts['layers']}: {facts['full_attention_layers']} full attention, "
-            f"{facts['linear_attention_layers']} linear attention",
+            f"{facts['recurrent_layers']} recurrent",
         ),
         (
             "heads",
@@ -134,7 +139,7 @@ def table(facts: dict[str, Any]) -> str:
             f"{facts['mtp_parameters']:,} parameters" if facts["mtp_head"] else "none: dense only",
         ),
         ("KV per token", f"{facts['kv_bytes_per_token']:,} bytes ({facts['kv_dtype']})"),
-        ("prefill", "pruned" if facts["prefill_pruning"] else "every row of the last layer"),
+        ("prefill", "pruned" if facts["prefill_pruning"] else "every row of every layer"),
     ]
     if "ring" in facts:
         ring = facts["ring"]

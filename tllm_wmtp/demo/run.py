@@ -279,7 +279,7 @@ def attention_pairs_per_second(engine: Engine, context: int, rows: int = 512) ->
     config, pool = engine.model.config, engine.kv
     rows = min(rows, context)
     pages = pool.pages_for(context)
-    q = torch.randn(rows, config.num_attention_heads, config.head_dim)
+    q = torch.randn(rows, config.num_attention_heads, config.caches.attention.head_dim)
     arguments = (
         q,
         pool.k_pages[-1],

@@ -10,8 +10,7 @@ import torch
 import tllm_wmtp.ops as ops
 from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.executor.request import Request
-from tllm_wmtp.models.cache import layer_kv_bytes
-from tllm_wmtp.models.qwen3_5 import Qwen3_5MtpHead, Qwen3_5Target
+from tllm_wmtp.models.spec import DraftHead, KeyValueShape, Target
 from tllm_wmtp.ring import LanePool, RingSpec
 
 _ring_append = torch.ops.wmtp.ring_append.default
@@ -97,13 +96,12 @@ class RingAttend:
         self,
         spec: RingSpec,
         lanes: int,
-        kv_heads: int,
-        head_dim: int,
+        kv: KeyValueShape,
         dtype: torch.dtype,
         device: torch.device,
     ):
-        self.spec, self.scale = spec, head_dim**-0.5
-        shape = (lanes, spec.capacity, kv_heads, head_dim)
+        self.spec, self.scale = spec, kv.scale
+        shape = (lanes, spec.capacity, kv.num_kv_heads, kv.head_dim)
         self.ring_k = torch.empty(shape, dtype=dtype, device=device)
         self.ring_v = torch.empty(shape, dtype=dtype, device=device)
         if device.type == "cpu":
@@ -162,8 +160,8 @@ class MtpProposer:
 
     def __init__(
         self,
-        target: Qwen3_5Target,
-        head: Qwen3_5MtpHead,
+        target: Target,
+        head: DraftHead,
         speculation: MtpConfig,
         lanes: int,
         dtype: torch.dtype,
@@ -171,13 +169,11 @@ class MtpProposer:
     ):
         self.target, self.head, self.device = target, head, device
         self.depth, self.draft_len = speculation.depth, speculation.draft_len
-        config = target.config
+        kv = target.config.caches.draft
         self.spec = ring_of(speculation)
         self.pool = LanePool(lanes)
-        self.attend = RingAttend(
-            self.spec, lanes, config.num_key_value_heads, config.head_dim, dtype, device
-        )
-        self.bytes_per_token = layer_kv_bytes(config, dtype)
+        self.attend = RingAttend(self.spec, lanes, kv, dtype, device)
+        self.bytes_per_token = kv.bytes_per_token(dtype)
         self._one_row_each = torch.arange(lanes + 1, dtype=torch.int32, device=device)
 
     def acquire(self, request: Request) -> None:
@@ -201,9 +197,8 @@ class MtpProposer:
         self.pool.extend(request.lane, stop - self.pool.length(request.lane))
         following = torch.tensor(request.prompt_ids[start + 1 : stop + 1], device=self.device)
         positions = torch.arange(start, stop, dtype=torch.int64, device=self.device)
-        k, v = self.head.store(
-            self.target.embed_tokens(following), hidden[: stop - start], positions
-        )
+        embedding = self.head.embed(self.target, following)
+        k, v = self.head.store(embedding, hidden[: stop - start], positions)
         self.attend.append(k, v, start, request.lane.index)
         request.metrics.prefill_draft_rows += stop - start
 
@@ -216,13 +211,14 @@ class MtpProposer:
         )
         each = self._one_row_each[: batch + 1]
         hidden = self._extend(requests, lanes, each)
-        draft = self.target.logits(hidden).argmax(-1)
+        draft = self.head.logits(self.target, hidden).argmax(-1)
         drafts = [draft]
         positions = self._lengths(requests)
         for _ in range(self.draft_len - 1):
             self.attend.aim(each, each, positions, lanes)
-            hidden = self.head(self.target.embed_tokens(draft), hidden, positions, self.attend)
-            draft = self.target.logits(hidden).argmax(-1)
+            embedding = self.head.embed(self.target, draft)
+            hidden = self.head(embedding, hidden, positions, self.attend)
+            draft = self.head.logits(self.target, hidden).argmax(-1)
             drafts.append(draft)
             positions = positions + 1
         return torch.stack(drafts, dim=1)
@@ -273,7 +269,7 @@ class MtpProposer:
         if len(tokens) > len(requests):
             last_rows = torch.tensor([offset - 1 for offset in offsets[1:]], device=device)
         return self.head(
-            self.target.embed_tokens(torch.tensor(tokens, device=device)),
+            self.head.embed(self.target, torch.tensor(tokens, device=device)),
             hidden[0] if len(hidden) == 1 else torch.cat(hidden),
             torch.tensor(positions, dtype=torch.int64, device=device),
             self.attend,

@@ -24,7 +24,6 @@ from tllm_wmtp.models.cache import (
     RecurrentPool,
     VerifyStates,
     available_bytes,
-    layer_kv_bytes,
     pool_pages,
 )
 from tllm_wmtp.sampling import SamplingParams
@@ -66,8 +65,8 @@ class Engine:
         config: EngineConfig,
         proposer: Proposer | None = None,
     ):
-        model_config = model.config
-        self.config = config.resolved(model_config.max_position_embeddings)
+        caches = model.config.caches
+        self.config = config.resolved(model.config.max_position_embeddings)
         self.model, self.arm = model, arm_of(config.speculation)
         self.device = torch.device(config.device)
         dtype = getattr(torch, self.config.dtype)
@@ -76,15 +75,15 @@ class Engine:
         self.proposer = proposer or self._build_proposer(kv_dtype)
         per_request = self.max_seq_len + self.proposer.depth + page
         pages = pool_pages(
-            model_config,
+            caches,
             config.kv_cache.max_tokens,
             slots * per_request,
             page,
             kv_dtype,
             self.device,
         )
-        self.kv = PagedKvPool(model_config, pages, page, kv_dtype, self.device)
-        self.recurrent = RecurrentPool(model_config, slots, dtype, self.device)
+        self.kv = PagedKvPool(caches, pages, page, kv_dtype, self.device)
+        self.recurrent = RecurrentPool(caches, slots, dtype, self.device)
         self.scheduler = Scheduler(self.kv, self.recurrent, self.proposer, self.device)
         self._ids = itertools.count()
         self._members: list[Request] = []
@@ -202,7 +201,7 @@ class Engine:
 
     def _check_ring_memory(self, speculation: MtpConfig, lanes: int, kv_dtype: torch.dtype) -> None:
         slots = ring_of(speculation).capacity
-        needed = lanes * slots * layer_kv_bytes(self.model.config, kv_dtype)
+        needed = lanes * slots * self.model.config.caches.draft.bytes_per_token(kv_dtype)
         free = available_bytes(self.device)
         if needed > free:
             raise ConfigError(

@@ -11,7 +11,7 @@ import torch
 
 from tllm_wmtp.executor.draft import Proposer
 from tllm_wmtp.executor.request import Request
-from tllm_wmtp.models.qwen3_5 import Qwen3_5Target
+from tllm_wmtp.models.spec import Target
 
 
 def spans_read(
@@ -30,7 +30,7 @@ def spans_read(
 
 
 def prefill_chunk(
-    target: Qwen3_5Target, proposer: Proposer, request: Request, chunk: int, pruning: bool
+    target: Target, proposer: Proposer, request: Request, chunk: int, pruning: bool
 ) -> torch.Tensor | None:
     """Runs the next ``chunk`` rows; the last row's hidden state ``[1, H]`` when they are the last.
 

@@ -11,7 +11,7 @@ import torch
 from tllm_wmtp.executor.draft import Proposer
 from tllm_wmtp.executor.request import Request
 from tllm_wmtp.models.cache import VerifyStates
-from tllm_wmtp.models.qwen3_5 import Qwen3_5Target
+from tllm_wmtp.models.spec import Target
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Step:
 
 
 def speculative_step(
-    target: Qwen3_5Target, proposer: Proposer, requests: Sequence[Request], states: VerifyStates
+    target: Target, proposer: Proposer, requests: Sequence[Request], states: VerifyStates
 ) -> Step:
     """One step of all ``requests``.
 

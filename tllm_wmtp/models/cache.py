@@ -15,7 +15,7 @@ import torch
 import tllm_wmtp.ops as ops
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.models.layers.gated_delta import chunked_gated_delta_rule
-from tllm_wmtp.models.qwen3_5 import FULL, Qwen3_5Config
+from tllm_wmtp.models.spec import CacheSpec, RecurrentShape
 
 _paged_append = torch.ops.wmtp.paged_append.default
 _full_attention = torch.ops.wmtp.full_attention.default
@@ -37,11 +37,6 @@ def available_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def layer_kv_bytes(config: Qwen3_5Config, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in one attention layer, the draft's included."""
-    return 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
-
-
 def _untouched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory that costs nothing until written."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
@@ -59,24 +54,20 @@ class PagedKvPool:
 
     def __init__(
         self,
-        config: Qwen3_5Config,
+        caches: CacheSpec,
         pages: int,
         tokens_per_page: int,
         dtype: torch.dtype,
         device: torch.device,
     ):
         self.pages, self.tokens_per_page = pages, tokens_per_page
-        self.layers = [i for i, kind in enumerate(config.layer_types) if kind == FULL]
-        shape = (pages, tokens_per_page, config.num_key_value_heads, config.head_dim)
+        self.layers = caches.attention_layers
+        kv = caches.attention
+        shape = (pages, tokens_per_page, kv.num_kv_heads, kv.head_dim)
         self.k_pages = [_untouched(shape, dtype, device) for _ in self.layers]
         self.v_pages = [_untouched(shape, dtype, device) for _ in self.layers]
-        self.scale = config.head_dim**-0.5
+        self.scale = kv.scale
         self._free = list(range(pages - 1, -1, -1))  # taken from the end: low numbers first
-
-    @staticmethod
-    def bytes_per_token(config: Qwen3_5Config, dtype: torch.dtype) -> int:
-        layers = sum(kind == FULL for kind in config.layer_types)
-        return layers * layer_kv_bytes(config, dtype)
 
     @property
     def free_pages(self) -> int:
@@ -110,28 +101,23 @@ class PagedKvPool:
 
 
 class RecurrentPool:
-    """Convolution and recurrent states of the target's linear layers, one slot per request.
+    """Convolution and recurrent states of the target's recurrent layers, one slot per request.
 
     ``conv [layers, slots, kernel - 1, C]`` in the compute type, ``state [layers, slots, Hv, Dk,
-    Dv]`` in float32. All layers sit in one tensor, so a commit is one call for all of them.
+    Dv]`` in float32. All layers sit in one tensor, so a commit is one call for all of them. A model
+    without such layers has slots that hold nothing.
     """
 
-    def __init__(self, config: Qwen3_5Config, slots: int, dtype: torch.dtype, device: torch.device):
-        self.layers = [i for i, kind in enumerate(config.layer_types) if kind != FULL]
+    def __init__(self, caches: CacheSpec, slots: int, dtype: torch.dtype, device: torch.device):
+        self.layers = caches.recurrent_layers
         self.slots, self.dtype, self.device = slots, dtype, device
-        self.history = config.linear_conv_kernel_dim - 1
-        self.key_heads, self.key_dim = config.linear_num_key_heads, config.linear_key_head_dim
-        self.value_heads, self.value_dim = (
-            config.linear_num_value_heads,
-            config.linear_value_head_dim,
-        )
-        self.channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        self.shape = shape = caches.recurrent or RecurrentShape(1, 0, 1, 0, 1, 0)
         count = len(self.layers)
         self.conv = torch.zeros(
-            count, slots, self.history, self.channels, dtype=dtype, device=device
+            count, slots, shape.history, shape.conv_channels, dtype=dtype, device=device
         )
         self.state = torch.zeros(
-            count, slots, self.value_heads, self.key_dim, self.value_dim, device=device
+            count, slots, shape.value_heads, shape.key_dim, shape.value_dim, device=device
         )
         self._free = list(range(slots - 1, -1, -1))
 
@@ -232,7 +218,7 @@ class _SlotDelta:
     def __init__(self, pool: RecurrentPool, index: int, slot: int):
         self.conv = pool.conv[index, slot : slot + 1]
         self.state = pool.state[index, slot : slot + 1]
-        self.history = pool.history
+        self.history = pool.shape.history
 
     def convolution_window(self, mixed: torch.Tensor) -> torch.Tensor:
         window = torch.cat((self.conv, mixed), dim=1)
@@ -281,23 +267,21 @@ class VerifyStates:
 
         self.slots = torch.tensor(slots, dtype=torch.int32, device=device)
         self._slot_index = self.slots.long()
-        layers = len(recurrent.layers)
+        layers, kept = len(recurrent.layers), recurrent.shape
         # Layers folded into the batch: one commit call serves them all.
         offsets = torch.arange(layers, dtype=torch.int32, device=device) * recurrent.slots
         self._all_slots = (offsets[:, None] + self.slots).flatten()
-        shape = (layers, batch, rows, recurrent.value_heads)
+        shape = (layers, batch, rows, kept.value_heads)
         self.windows = torch.zeros(
-            (layers, batch, recurrent.history + rows, recurrent.channels),
+            (layers, batch, kept.history + rows, kept.conv_channels),
             dtype=recurrent.dtype,
             device=device,
         )
-        self.keys = torch.zeros(
-            (layers, batch, rows, recurrent.key_heads, recurrent.key_dim), device=device
-        )
+        self.keys = torch.zeros((layers, batch, rows, kept.key_heads, kept.key_dim), device=device)
         self.decays = torch.zeros(shape, device=device)
-        self.deltas = torch.zeros((*shape, recurrent.value_dim), device=device)
+        self.deltas = torch.zeros((*shape, kept.value_dim), device=device)
         self._batch_index = torch.arange(batch, device=device)[:, None]
-        self._history_steps = torch.arange(recurrent.history, device=device)
+        self._history_steps = torch.arange(kept.history, device=device)
         self._delta = {layer: _RecordedDelta(self, i) for i, layer in enumerate(recurrent.layers)}
 
     def begin(self, lengths: Sequence[int]) -> None:
@@ -305,7 +289,7 @@ class VerifyStates:
         self.starts.copy_(torch.tensor(lengths, dtype=torch.int64))
         torch.add(self.starts[:, None], self._steps, out=self.positions)
         if self.pool.layers:
-            self.windows[:, :, : self.pool.history] = self.pool.conv[:, self._slot_index]
+            self.windows[:, :, : self.pool.shape.history] = self.pool.conv[:, self._slot_index]
 
     def attention(self, layer: int) -> _PagedAttend:
         return self._attend[layer]
@@ -337,7 +321,7 @@ class _RecordedDelta:
         pool = owner.pool
         self.state, self.slots = pool.state[index], owner.slots
         self.window = owner.windows[index]
-        self.rows = self.window[:, pool.history :]
+        self.rows = self.window[:, pool.shape.history :]
         self.keys, self.decays = owner.keys[index], owner.decays[index]
         self.deltas = owner.deltas[index]
 
@@ -369,7 +353,7 @@ class _RecordedDelta:
 
 
 def pool_pages(
-    config: Qwen3_5Config,
+    caches: CacheSpec,
     max_tokens: int | None,
     wanted_tokens: int,
     tokens_per_page: int,
@@ -382,7 +366,7 @@ def pool_pages(
     Raises:
         ConfigError: ``max_tokens`` needs more memory than there is.
     """
-    page_bytes = PagedKvPool.bytes_per_token(config, dtype) * tokens_per_page
+    page_bytes = caches.kv_bytes_per_token(dtype) * tokens_per_page
     room = int(available_bytes(device) * share) // max(page_bytes, 1)
     if max_tokens is None:
         return max(1, min(-(-wanted_tokens // tokens_per_page), room))

@@ -8,7 +8,7 @@ Row p of the head predicts token p+2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +19,14 @@ from tllm_wmtp.models.layers.gated_delta import DeltaStates, GatedDeltaNet
 from tllm_wmtp.models.layers.moe import GatedMLP, SparseMoe
 from tllm_wmtp.models.layers.norm import RMSNorm
 from tllm_wmtp.models.layers.rope import Rope, RopeConfig
+from tllm_wmtp.models.spec import (
+    CacheSpec,
+    DraftHead,
+    KeyValueShape,
+    RecurrentShape,
+    Target,
+    TargetStates,
+)
 
 FULL, LINEAR = "full_attention", "linear_attention"
 
@@ -50,6 +58,32 @@ class Qwen3_5Config:
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     shared_expert_intermediate_size: int = 0
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layer_types)
+
+    @property
+    def caches(self) -> CacheSpec:
+        keys, values = (
+            self.linear_num_key_heads * self.linear_key_head_dim,
+            self.linear_num_value_heads * self.linear_value_head_dim,
+        )
+        attention = KeyValueShape(self.num_key_value_heads, self.head_dim, self.head_dim**-0.5)
+        return CacheSpec(
+            attention_layers=tuple(i for i, t in enumerate(self.layer_types) if t == FULL),
+            attention=attention,
+            draft=attention,
+            recurrent_layers=tuple(i for i, t in enumerate(self.layer_types) if t == LINEAR),
+            recurrent=RecurrentShape(
+                conv_kernel=self.linear_conv_kernel_dim,
+                conv_channels=2 * keys + values,
+                key_heads=self.linear_num_key_heads,
+                key_dim=self.linear_key_head_dim,
+                value_heads=self.linear_num_value_heads,
+                value_dim=self.linear_value_head_dim,
+            ),
+        )
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> Qwen3_5Config:
@@ -134,14 +168,6 @@ def _layer_types(text: Fields) -> tuple[str, ...]:
     return tuple(types)
 
 
-class TargetStates(Protocol):
-    """State of one forward of the target: who owns the keys and the recurrent states."""
-
-    def attention(self, layer: int) -> Attend: ...
-
-    def recurrent(self, layer: int) -> DeltaStates: ...
-
-
 def _feed_forward(config: Qwen3_5Config) -> nn.Module:
     if not config.num_experts:
         return GatedMLP(config.hidden_size, config.intermediate_size)
@@ -207,8 +233,10 @@ class RecurrentBlock(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Qwen3_5Target(nn.Module):
-    """The text model: token ids to final hidden states to logits."""
+class Qwen3_5Target(Target):
+    """The text model."""
+
+    config: Qwen3_5Config
 
     def __init__(self, config: Qwen3_5Config):
         super().__init__()
@@ -226,7 +254,6 @@ class Qwen3_5Target(nn.Module):
 
     @property
     def prunable(self) -> bool:
-        """Whether the last layer is full attention, so unread rows of it can be left out."""
         return self.config.layer_types[-1] == FULL
 
     def forward(
@@ -236,18 +263,6 @@ class Qwen3_5Target(nn.Module):
         states: TargetStates,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states after the final norm.
-
-        Args:
-            ids, positions: ``[B, T]``.
-            states: owner of keys and recurrent states.
-            rows: indices into T whose hidden states are read; the last layer computes queries,
-                output and feed-forward for these only (exact when it is full attention, because
-                nothing after it mixes rows). All rows when None.
-
-        Returns:
-            ``[B, T or len(rows), H]``.
-        """
         x = self.embed_tokens(ids)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
@@ -259,12 +274,8 @@ class Qwen3_5Target(nn.Module):
             x = x.index_select(1, rows)
         return self.norm(x)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., vocab]`` of hidden states after the final norm ``[..., H]``."""
-        return self.lm_head(hidden)
 
-
-class Qwen3_5MtpHead(nn.Module):
+class Qwen3_5MtpHead(DraftHead):
     """The built-in draft head. It shares the target's embedding and lm_head."""
 
     def __init__(self, config: Qwen3_5Config, rope: Rope):
@@ -289,7 +300,6 @@ class Qwen3_5MtpHead(nn.Module):
         attend: Attend,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normed output ``[N or len(rows), H]``: input of lm_head and ``hidden`` of row p+1."""
         x = self.fuse(embedding, hidden)
         return self.norm(self.layers[0](x, positions, attend, rows))
 
@@ -299,7 +309,6 @@ class Qwen3_5MtpHead(nn.Module):
         hidden: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of rows whose output nobody reads (prefill)."""
         block = self.layers[0]
         assert isinstance(block, AttentionBlock)
         x = block.input_layernorm(self.fuse(embedding, hidden))

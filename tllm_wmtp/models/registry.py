@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.qwen3_5 import Qwen3_5Config, Qwen3_5MtpHead, Qwen3_5Target
+from tllm_wmtp.models.spec import DraftHead, ModelConfig, Target
+
+_MTP = re.compile(r"^(?:.+\.)?mtp\.(?P<rest>.+)$")
+
+
+def _after_mtp(config: ModelConfig, name: str) -> str | None:
+    match = _MTP.match(name)
+    return match["rest"] if match else None
+
+
+def _one_layer_on_shared_embedding(config: Qwen3_5Config, content: dict[str, Any]) -> None:
+    text = content.get("text_config") or content
+    layers, dedicated = config.mtp_num_hidden_layers, text.get("mtp_use_dedicated_embeddings")
+    if layers != 1 or dedicated:
+        raise CheckpointError(
+            f"an MTP head of {layers} layers with dedicated embeddings {bool(dedicated)}",
+            "the head must have one layer and share the target's embedding",
+            "use speculation=None",
+        )
 
 
 @dataclass(frozen=True)
@@ -16,24 +36,31 @@ class Family:
 
     Args:
         config: builds the family's configuration from a parsed ``config.json``.
-        target, head: module classes; ``head(config, target.rope)``.
+        target: makes the target of a configuration.
+        head: makes the draft head for a target.
         text_prefixes: what may stand before the text model's names, longest first.
         ignored_prefixes: weights of other modalities.
-        renames: checkpoint spelling to ours, within a layer.
+        renames: checkpoint spelling to ours, at the end of a name.
+        head_name: our name of a weight of the head, None for any other weight.
+        head_tensors: how the head's weights are called, for the error that misses them.
+        check_head: refuses a configuration (and its ``config.json``) whose head is of another make.
     """
 
-    config: Callable[[dict[str, Any]], Qwen3_5Config]
-    target: type[Qwen3_5Target]
-    head: type[Qwen3_5MtpHead]
+    config: Callable[[dict[str, Any]], ModelConfig]
+    target: Callable[[Any], Target]
+    head: Callable[[Any], DraftHead]
     text_prefixes: tuple[str, ...]
-    ignored_prefixes: tuple[str, ...]
-    renames: tuple[tuple[str, str], ...]
+    ignored_prefixes: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    head_name: Callable[[Any, str], str | None] = _after_mtp
+    head_tensors: str = "mtp.* tensors"
+    check_head: Callable[[Any, dict[str, Any]], None] = lambda config, content: None
 
 
 QWEN3_5 = Family(
     config=Qwen3_5Config.from_hf,
     target=Qwen3_5Target,
-    head=Qwen3_5MtpHead,
+    head=lambda target: Qwen3_5MtpHead(target.config, target.rope),
     text_prefixes=(
         "thinker.model.language_model.",
         "thinker.model.",
@@ -56,6 +83,8 @@ QWEN3_5 = Family(
         ("mlp.experts.gate_up_proj", "mlp.gate_up"),
         ("mlp.experts.down_proj", "mlp.down"),
     ),
+    head_tensors="mtp.* tensors (mtp.fc.weight, mtp.layers.0.*, ...)",
+    check_head=_one_layer_on_shared_embedding,
 )
 
 FAMILIES: dict[str, Family] = {

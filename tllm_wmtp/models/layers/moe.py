@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -22,7 +24,19 @@ class GatedMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class SparseMoe(nn.Module):
+class RoutedExperts(nn.Module):
+    """Experts of which each row uses ``top_k`` of ``num_experts``, stored fused, expert first.
+
+    ``fused`` says which projections of one expert (``experts.<e>.<name>_proj``) lie one under the
+    other in each fused parameter.
+    """
+
+    fused: ClassVar[dict[str, tuple[str, ...]]] = {"gate_up": ("gate", "up"), "down": ("down",)}
+    num_experts: int
+    top_k: int
+
+
+class SparseMoe(RoutedExperts):
     """Top-k routed experts, weights renormalised over the chosen k, plus a gated shared expert.
 
     Experts are stored fused: ``gate_up [E, 2I, H]`` (gate first) and ``down [E, H, I]``.
