@@ -12,7 +12,7 @@ import tllm_wmtp
 ROOT = Path(tllm_wmtp.__file__).parent
 LAYERS = (
     {"errors", "config", "sampling", "_core"},
-    {"ring", "memory", "metrics", "latency", "depth", "outputs"},
+    {"ring", "tree", "memory", "metrics", "latency", "depth", "outputs"},
     {"ops", "models", "checkpoint", "machine"},
     {"executor"},
     {"llm"},
