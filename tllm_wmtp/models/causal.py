@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tllm_wmtp.models.layers.gated_delta import chunked_gated_delta_rule
+from tllm_wmtp.models.layers.mamba2 import chunked_ssd
 
 
 class CausalStates:
@@ -43,3 +44,10 @@ class CausalStates:
     ) -> torch.Tensor:
         state = q.new_zeros(q.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
         return chunked_gated_delta_rule(q, k, v, g, beta, state, self.chunk)[0]
+
+    def decayed_sum(
+        self, q: torch.Tensor, k: torch.Tensor, delta: torch.Tensor, g: torch.Tensor
+    ) -> torch.Tensor:
+        batch, heads, width = delta.shape[0], delta.shape[2], delta.shape[3]
+        state = q.new_zeros(batch, heads, q.shape[3], width, dtype=torch.float32)
+        return chunked_ssd(q, k, delta, g, state, self.chunk)[0]
