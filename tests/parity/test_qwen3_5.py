@@ -9,7 +9,8 @@ import torch
 from tiny_model import hf_config, random_weights, split_experts, write_checkpoint
 
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
-from tllm_wmtp.models.cache import PagedKvPool, PrefillStates, RecurrentPool, VerifyStates
+from tllm_wmtp.models.cache import PagedKvPool, RecurrentPool
+from tllm_wmtp.models.states import PrefillStates, VerifyStates
 
 transformers = pytest.importorskip("transformers")
 

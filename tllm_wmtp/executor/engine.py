@@ -22,10 +22,10 @@ from tllm_wmtp.metrics import RequestMetrics
 from tllm_wmtp.models.cache import (
     PagedKvPool,
     RecurrentPool,
-    VerifyStates,
     available_bytes,
     pool_pages,
 )
+from tllm_wmtp.models.states import VerifyStates
 from tllm_wmtp.sampling import SamplingParams
 
 log = logging.getLogger(__name__)

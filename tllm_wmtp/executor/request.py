@@ -13,7 +13,7 @@ import torch
 from tllm_wmtp.errors import WmtpError
 from tllm_wmtp.executor.text import OutputText
 from tllm_wmtp.metrics import RequestMetrics
-from tllm_wmtp.models.cache import PrefillStates
+from tllm_wmtp.models.states import PrefillStates
 from tllm_wmtp.ring import Lane
 from tllm_wmtp.sampling import SamplingParams
 

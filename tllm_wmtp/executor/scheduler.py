@@ -8,7 +8,8 @@ import torch
 
 from tllm_wmtp.executor.draft import Proposer
 from tllm_wmtp.executor.request import Phase, Request
-from tllm_wmtp.models.cache import PagedKvPool, PrefillStates, RecurrentPool
+from tllm_wmtp.models.cache import PagedKvPool, RecurrentPool
+from tllm_wmtp.models.states import PrefillStates
 
 
 class Scheduler:

@@ -10,8 +10,8 @@ import torch
 
 from tllm_wmtp.executor.draft import Proposer
 from tllm_wmtp.executor.request import Request
-from tllm_wmtp.models.cache import VerifyStates
 from tllm_wmtp.models.spec import Target
+from tllm_wmtp.models.states import VerifyStates
 
 
 @dataclass(frozen=True)

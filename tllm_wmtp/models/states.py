@@ -1,0 +1,237 @@
+"""The two ways a forward of the target reaches its keys and recurrent states.
+
+:class:`PrefillStates` runs one request's prompt in chunks and commits as it goes.
+:class:`VerifyStates` runs the same few rows of several requests and commits afterwards, any number
+of rows per request, without a second forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+import tllm_wmtp.ops  # noqa: F401  (registers the operators)
+from tllm_wmtp.models.cache import PagedKvPool, RecurrentPool
+from tllm_wmtp.models.layers.gated_delta import chunked_gated_delta_rule
+
+_paged_append = torch.ops.wmtp.paged_append.default
+_full_attention = torch.ops.wmtp.full_attention.default
+_gated_delta_rows = torch.ops.wmtp.gated_delta_rows.default
+_gated_delta_commit = torch.ops.wmtp.gated_delta_commit.default
+
+
+class _PagedAttend:
+    """One layer's keys behind the rows of one forward."""
+
+    def __init__(self, pool: PagedKvPool, index: int, owner: PrefillStates | VerifyStates):
+        self.k_pages, self.v_pages = pool.k_pages[index], pool.v_pages[index]
+        self.scale, self.owner = pool.scale, owner
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        owner = self.owner
+        _paged_append(
+            k.flatten(0, 1),
+            v.flatten(0, 1),
+            self.k_pages,
+            self.v_pages,
+            owner.block_table,
+            owner.row_offsets,
+            owner.starts,
+        )
+        if q.shape[1] == 0:
+            return q
+        everyone = q.shape[1] == k.shape[1]
+        return _full_attention(
+            q.flatten(0, 1),
+            self.k_pages,
+            self.v_pages,
+            owner.block_table,
+            owner.row_offsets if everyone else owner.query_offsets,
+            owner.flat_positions if everyone else owner.query_positions,
+            self.scale,
+        ).view(q.shape)
+
+
+class PrefillStates:
+    """States of one request's prompt, chunk after chunk; every row is final.
+
+    The recurrent layers use the chunked rule and leave their states after the chunk's last row.
+    """
+
+    def __init__(
+        self, kv: PagedKvPool, recurrent: RecurrentPool, block_table: torch.Tensor, slot: int
+    ):
+        device = block_table.device
+        self.block_table = block_table  # int32 [1, pages]
+        self.row_offsets = torch.zeros(2, dtype=torch.int32, device=device)
+        self.query_offsets = torch.zeros(2, dtype=torch.int32, device=device)
+        self.starts = torch.zeros(1, dtype=torch.int64, device=device)
+        self.flat_positions = torch.empty(0, dtype=torch.int64, device=device)
+        self.query_positions = self.flat_positions
+        self._attend = {layer: _PagedAttend(kv, i, self) for i, layer in enumerate(kv.layers)}
+        self._delta = {
+            layer: _SlotDelta(recurrent, i, slot) for i, layer in enumerate(recurrent.layers)
+        }
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.flat_positions.unsqueeze(0)
+
+    def begin(self, start: int, rows: int, queries: torch.Tensor | None) -> None:
+        """The next forward has ``rows`` rows from position ``start``; ``queries`` indexes those
+        that the last layer answers, all when None."""
+        self.starts.fill_(start)
+        self.row_offsets[1] = rows
+        self.flat_positions = torch.arange(
+            start, start + rows, dtype=torch.int64, device=self.starts.device
+        )
+        if queries is not None:
+            self.query_offsets[1] = queries.numel()
+            self.query_positions = self.flat_positions[queries]
+
+    def attention(self, layer: int) -> _PagedAttend:
+        return self._attend[layer]
+
+    def recurrent(self, layer: int) -> _SlotDelta:
+        return self._delta[layer]
+
+
+class _SlotDelta:
+    """One linear layer's states of one request, advanced by every call."""
+
+    def __init__(self, pool: RecurrentPool, index: int, slot: int):
+        self.conv = pool.conv[index, slot : slot + 1]
+        self.state = pool.state[index, slot : slot + 1]
+        self.history = pool.shape.history
+
+    def convolution_window(self, mixed: torch.Tensor) -> torch.Tensor:
+        window = torch.cat((self.conv, mixed), dim=1)
+        self.conv.copy_(window[:, window.shape[1] - self.history :])
+        return window
+
+    def delta_rule(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:
+        out, state = chunked_gated_delta_rule(q, k, v, g, beta, self.state)
+        self.state.copy_(state)
+        return out
+
+
+class VerifyStates:
+    """States of B requests that verify the same number of rows, T.
+
+    Made once per batch membership; ``begin`` before each forward, ``commit`` after it. Between the
+    two, the recurrent pools still hold the states before the first row. The keys of refused rows
+    stay in their pages and are overwritten: a length decides what is visible.
+    """
+
+    def __init__(
+        self,
+        kv: PagedKvPool,
+        recurrent: RecurrentPool,
+        block_table: torch.Tensor,
+        slots: Sequence[int],
+        rows: int,
+    ):
+        device, batch = block_table.device, len(slots)
+        self.rows, self.pool = rows, recurrent
+        self.block_table = block_table  # int32 [B, pages]
+        self.row_offsets = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device)
+        self.query_offsets = self.row_offsets
+        self.starts = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(batch, rows, dtype=torch.int64, device=device)
+        self.flat_positions = self.query_positions = self.positions.view(-1)
+        self._steps = torch.arange(rows, dtype=torch.int64, device=device)
+        self._attend = {layer: _PagedAttend(kv, i, self) for i, layer in enumerate(kv.layers)}
+
+        self.slots = torch.tensor(slots, dtype=torch.int32, device=device)
+        self._slot_index = self.slots.long()
+        layers, kept = len(recurrent.layers), recurrent.shape
+        # Layers folded into the batch: one commit call serves them all.
+        offsets = torch.arange(layers, dtype=torch.int32, device=device) * recurrent.slots
+        self._all_slots = (offsets[:, None] + self.slots).flatten()
+        shape = (layers, batch, rows, kept.value_heads)
+        self.windows = torch.zeros(
+            (layers, batch, kept.history + rows, kept.conv_channels),
+            dtype=recurrent.dtype,
+            device=device,
+        )
+        self.keys = torch.zeros((layers, batch, rows, kept.key_heads, kept.key_dim), device=device)
+        self.decays = torch.zeros(shape, device=device)
+        self.deltas = torch.zeros((*shape, kept.value_dim), device=device)
+        self._batch_index = torch.arange(batch, device=device)[:, None]
+        self._history_steps = torch.arange(kept.history, device=device)
+        self._delta = {layer: _RecordedDelta(self, i) for i, layer in enumerate(recurrent.layers)}
+
+    def begin(self, lengths: Sequence[int]) -> None:
+        """The next forward continues requests that hold ``lengths`` committed rows."""
+        self.starts.copy_(torch.tensor(lengths, dtype=torch.int64))
+        torch.add(self.starts[:, None], self._steps, out=self.positions)
+        if self.pool.layers:
+            self.windows[:, :, : self.pool.shape.history] = self.pool.conv[:, self._slot_index]
+
+    def attention(self, layer: int) -> _PagedAttend:
+        return self._attend[layer]
+
+    def recurrent(self, layer: int) -> _RecordedDelta:
+        return self._delta[layer]
+
+    def commit(self, counts: torch.Tensor) -> None:
+        """Keeps the first ``counts[b]`` (int64 ``[B]``, 0 .. T) rows of every request."""
+        pool = self.pool
+        if not pool.layers:
+            return
+        history = counts[:, None] + self._history_steps
+        pool.conv[:, self._slot_index] = self.windows[:, self._batch_index, history]
+        _gated_delta_commit(
+            self.keys.flatten(0, 1),
+            self.decays.flatten(0, 1),
+            self.deltas.flatten(0, 1),
+            pool.state.flatten(0, 1),
+            self._all_slots,
+            counts.to(torch.int32).repeat(len(pool.layers)),
+        )
+
+
+class _RecordedDelta:
+    """One linear layer of a verify forward: records what a commit needs, advances nothing."""
+
+    def __init__(self, owner: VerifyStates, index: int):
+        pool = owner.pool
+        self.state, self.slots = pool.state[index], owner.slots
+        self.window = owner.windows[index]
+        self.rows = self.window[:, pool.shape.history :]
+        self.keys, self.decays = owner.keys[index], owner.decays[index]
+        self.deltas = owner.deltas[index]
+
+    def convolution_window(self, mixed: torch.Tensor) -> torch.Tensor:
+        self.rows.copy_(mixed)
+        return self.window
+
+    def delta_rule(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:
+        self.keys.copy_(k)
+        self.decays.copy_(g)
+        out, delta = _gated_delta_rows(
+            q.float().contiguous(),
+            self.keys,
+            v.float().contiguous(),
+            self.decays,
+            beta.float(),
+            self.state,
+            self.slots,
+        )
+        self.deltas.copy_(delta)
+        return out
