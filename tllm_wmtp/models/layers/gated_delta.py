@@ -5,8 +5,9 @@ Per value head, with state ``S [Dk, Dv]``, decay ``exp(g)``, rate ``beta``, unit
     S <- exp(g_t) S;  delta_t = beta_t (v_t - S^T k_t);  S <- S + k_t delta_t^T;  out_t = S^T q_t
 
 (Gated Delta Networks, arXiv 2412.06464). Long runs of rows use the chunked form below; the few rows
-of a verify step use the ``wmtp::gated_delta_rows`` op, whose ``delta`` lets any number of accepted
-rows be committed without a second forward.
+of a verify step use the ``wmtp::gated_delta_rows`` op, or :func:`tree_gated_delta_rows` where they
+form a tree. Either's ``delta`` lets any number of accepted rows be committed without a second
+forward.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tllm_wmtp.models.layers.convolution import causal_convolution
 from tllm_wmtp.models.layers.norm import GatedRMSNorm
 
 
@@ -24,7 +26,8 @@ class DeltaStates(Protocol):
     """Owner of a layer's convolution and recurrent states for the requests of one forward."""
 
     def convolution_window(self, mixed: torch.Tensor) -> torch.Tensor:
-        """``mixed [B, T, C]`` preceded by each request's last ``kernel - 1`` rows."""
+        """``mixed [B, T, C]`` preceded by each request's last ``kernel - 1`` rows; where the rows
+        form a tree, ``[B, T, kernel, C]``: see :func:`.convolution.causal_convolution`."""
         ...
 
     def delta_rule(
@@ -109,6 +112,50 @@ def chunked_gated_delta_rule(
     return out[:, :rows], state
 
 
+def tree_gated_delta_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    ancestors: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gated delta rule where every row follows its own ancestors, in float32; the states stay.
+
+    One chunk of :func:`chunked_gated_delta_rule` with "is an ancestor" for "comes before": G_i is
+    the sum of g along row i's path, and ``A[i, j] = beta_i (k_i . k_j) exp(G_i - G_j)`` where j is
+    a proper ancestor of i. Ancestors come before their descendants, so the system stays unit
+    lower triangular. A row gets what the chain of its ancestors would give it.
+
+    Args:
+        q, k, v, g, beta: as in :func:`chunked_gated_delta_rule`, not normalised.
+        state: ``[B, Hv, Dk, Dv]`` before the rows.
+        ancestors: bool ``[B, T, T]``: row i descends from row j or is row j.
+
+    Returns:
+        Output and delta, both ``[B, T, Hv, Dv]``. An accepted path is committed by
+        ``wmtp::gated_delta_commit`` on its rows of ``k``, ``g`` and delta.
+    """
+    group = v.shape[2] // q.shape[2]
+    q, k = _unit(q.float()) * q.shape[-1] ** -0.5, _unit(k.float())
+    q, k = (x.repeat_interleave(group, 2) if group > 1 else x for x in (q, k))
+    q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))  # [B, H, T, D]
+    log_decay = (ancestors.float() @ g.float()).transpose(1, 2)  # [B, H, T]
+    beta = beta.float().transpose(1, 2).unsqueeze(-1)
+    pair = log_decay.unsqueeze(-1) - log_decay.unsqueeze(-2)
+    pair = pair.masked_fill(~ancestors.unsqueeze(1), float("-inf")).exp()
+    decay, state = log_decay.exp().unsqueeze(-1), state.float()
+    delta = torch.linalg.solve_triangular(
+        (k @ k.mT) * pair * beta,  # the solver takes the diagonal as 1 and ignores what is above
+        (v - (k @ state) * decay) * beta,
+        upper=False,
+        unitriangular=True,
+    )
+    out = (q @ state) * decay + ((q @ k.mT) * pair) @ delta
+    return out.transpose(1, 2).contiguous(), delta.transpose(1, 2).contiguous()
+
+
 class GatedDeltaNet(nn.Module):
     """One Gated DeltaNet layer on ``x [B, T, H]``."""
 
@@ -140,12 +187,8 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = nn.Linear(values, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, states: DeltaStates) -> torch.Tensor:
-        rows = x.shape[1]
         window = states.convolution_window(self.in_proj_qkv(x))
-        taps = self.conv1d.weight[:, 0]  # [C, kernel]
-        mixed = window[:, :rows] * taps[:, 0]
-        for tap in range(1, self.conv_kernel):
-            mixed = torch.addcmul(mixed, window[:, tap : tap + rows], taps[:, tap])
+        mixed = causal_convolution(window, self.conv1d.weight[:, 0])
         q, k, v = F.silu(mixed).split(self.splits, dim=-1)
         beta = torch.sigmoid(self.in_proj_b(x))
         g = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
