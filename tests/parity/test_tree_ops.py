@@ -136,3 +136,38 @@ def test_a_convolution_over_a_tree_is_that_of_every_path() -> None:
             path = torch.cat((history[b], mixed[b, walk(parents[b], row)])).double()
             of_path = conv(path.T[None], weight.double()[:, None], groups=channels)
             assert (out[b, row].double() - of_path[0, :, -1]).abs().max() < 1e-5
+
+
+# --- Compaction ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 7, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_an_accepted_path_moves_and_everything_else_stays(
+    page_size: int, dtype: torch.dtype
+) -> None:
+    shape, layers, heads, head_dim = TreeShape(4, 6), 2, 2, 8
+    starts = torch.tensor([0, 3, 62, 127, 9])
+    batch, max_pages = starts.numel(), -(-(127 + shape.rows) // page_size)
+    n_pages = batch * max_pages + 3
+    table = torch.randperm(n_pages)[: batch * max_pages].reshape(batch, max_pages).int()
+    pools = [torch.randn(n_pages, page_size, heads, head_dim).to(dtype) for _ in range(2 * layers)]
+    before = [pool.float().clone() for pool in pools]
+    steps = tree.steps_up(shape, random_parents(shape, batch))
+    leaf = torch.tensor([shape.rows - 1, 0, 7, shape.rows - 3, 20])
+    rows, counts = tree.path_to(steps, shape.levels(), leaf)
+    counts[-1] = 0
+    ops.paged_move(pools[:layers], pools[layers:], table, starts, rows, counts)
+    # By position: {(page, place): where what it holds came from}.
+    origin = {(p, i): (p, i) for p in range(n_pages) for i in range(page_size)}
+
+    def cell(b: int, position: int) -> tuple[int, int]:
+        return int(table[b, position // page_size]), position % page_size
+
+    for b, start in enumerate(starts.tolist()):
+        for t in range(int(counts[b])):
+            origin[cell(b, start + t)] = cell(b, start + int(rows[b, t]))
+    assert sum(to != came for to, came in origin.items()) >= 8
+    for pool, old in zip(pools, before, strict=True):
+        for (page, place), (from_page, from_place) in origin.items():
+            assert torch.equal(pool[page, place].float(), old[from_page, from_place])

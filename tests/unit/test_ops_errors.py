@@ -126,6 +126,38 @@ def test_paged_append_needs_its_pages() -> None:
     assert torch.equal(pages, torch.zeros_like(pages))
 
 
+def move_arguments() -> dict[str, Any]:
+    """Two requests with pages of four positions; three rows may move."""
+    return {
+        "k_pages": [torch.zeros(4, 4, 2, 8)],
+        "v_pages": [torch.zeros(4, 4, 2, 8)],
+        "block_table": int32(0, 1, 2, 3).reshape(2, 2),
+        "starts": int64(2, 0),
+        "source_rows": int64(0, 2, 5, 0, 1, 3).reshape(2, 3),
+        "counts": int64(3, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("v_pages", [torch.zeros(4, 5, 2, 8)], "pages is .*contiguous .pages, page_size"),
+        ("k_pages", torch.zeros(4, 4, 2, 8), "pages is .*pass one per layer"),
+        ("block_table", int64(0, 1, 2, 3).reshape(2, 2), "block_table is torch.int64.*int32"),
+        ("block_table", int32(0, 4, 2, 3).reshape(2, 2), r"pages 0 to 4 .*must lie in \[0, 4\)"),
+        ("starts", int64(3, 0), r"positions 0 and 8: all must lie in \[0, 8\)"),
+        ("source_rows", int64(0, 2), "source_rows is .*torch.int64 .2, 2"),
+        ("source_rows", int64(0, -3, 5, 0, 1, 3).reshape(2, 3), "positions -1 and 7"),
+        ("counts", int64(4, 2), r"counts is \[4, 2\]: each must lie in \[0, 3\]"),
+        ("counts", int32(3, 2), "counts is torch.int32.*torch.int64"),
+    ],
+)
+def test_paged_move_refuses(name: str, value: Any, message: str) -> None:
+    ops.paged_move(**move_arguments())
+    with pytest.raises(ValueError, match=message):
+        ops.paged_move(**(move_arguments() | {name: value}))
+
+
 def delta_arguments() -> dict[str, torch.Tensor]:
     return {
         "q": torch.zeros(2, 3, 1, 8),

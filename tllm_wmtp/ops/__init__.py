@@ -12,6 +12,7 @@ import torch
 from tllm_wmtp import _core
 from tllm_wmtp.ops import cuda as _cuda
 from tllm_wmtp.ops import registration as _registration
+from tllm_wmtp.ops.paged_move import paged_move
 
 _cuda.register()
 
@@ -35,6 +36,7 @@ __all__ = [
     "gated_delta_commit",
     "gated_delta_rows",
     "paged_append",
+    "paged_move",
     "ring_append",
     "set_isa",
     "windowed_draft_attention",
