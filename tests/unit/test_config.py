@@ -66,7 +66,7 @@ def test_a_broken_rule_is_an_error_with_value_and_remedy(
         ({"stop_token_ids": ("end",)}, "stop_token_ids"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ({"stop_token_ids": 1.5}, "stop_token_ids"),
-        ({"temperature": 0.7}, "temperature 0.7"),
+        ({"temperature": -0.7}, "temperature -0.7"),
     ],
 )
 def test_bad_sampling_parameters(changes: dict[str, Any], value: str) -> None:
