@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Train the demonstration checkpoint: a small Qwen3.5-MoE hybrid with a built-in MTP head.
+"""Train a demonstration checkpoint: a small hybrid with a built-in MTP head.
 
-Seeded, from scratch, on the CPU. The target and the head are the package's own modules; the text
-is the synthetic language of ``tllm_wmtp.demo.language``. The curriculum first teaches the one
-attention layer to copy (words repeated), then the head to do the same on its own, then both to look
-records up, then the whole language. The head is trained as it is used: row p reads the target's
-hidden state and the next token, the following five rows read its own, and in part of the batches it
-sees a sink and a window only. Its gradient flows into the target's layers, so that hidden states
-learn to carry what the head cannot see.
+Seeded, from scratch, on the CPU; ``demo_recipes`` holds what differs by family. The target and the
+head are the package's own modules; the text is the synthetic language of
+``tllm_wmtp.demo.language``. The curriculum first teaches the one attention layer to copy (words
+repeated), then the head to do the same on its own, then both to look records up, then the whole
+language. The head is trained as it is used: row p reads the target's hidden state and the next
+token, the following five rows read its own, and in part of the batches it sees a sink and a window
+only. Its gradient flows into the target's layers, so that hidden states learn to carry what the
+head cannot see.
 
-    python build_scripts/train_demo_checkpoint.py --out DIR [--seed 0] [--scale 1.0]
+    python build_scripts/train_demo_checkpoint.py --out DIR [--family nemotron_h] [--seed 0]
 
 writes ``DIR`` (a Hugging Face directory) and ``DIR/training.json`` (settings, curve, evaluation).
 """
@@ -27,50 +28,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from demo_recipes import RECIPES, Head, Recipe, Target
 from torch import nn
 
 from tllm_wmtp.demo import language
-from tllm_wmtp.demo.tokenizer import END_OF_TEXT_ID, VOCAB_SIZE, build_tokenizer
+from tllm_wmtp.demo.tokenizer import END_OF_TEXT_ID, build_tokenizer
 from tllm_wmtp.models.causal import CausalStates
-from tllm_wmtp.models.layers.gated_delta import GatedDeltaNet
-from tllm_wmtp.models.qwen3_5 import Qwen3_5Config, Qwen3_5MtpHead, Qwen3_5Target
 
-#: rope_theta is small so that every rotary phase is met in training: the longest wave is shorter
-#: than a training document, and nothing about a position is new at 64K or 1M tokens.
-HF_CONFIG = {
-    "architectures": ["Qwen3_5MoeForCausalLM"],
-    "model_type": "qwen3_5_moe_text",
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 128,
-    "num_hidden_layers": 4,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 64,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 128,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 1048576,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 500.0,
-        "partial_rotary_factor": 0.25,
-    },
-    "tie_word_embeddings": True,
-    "eos_token_id": END_OF_TEXT_ID,
-    "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False,
-    "dtype": "bfloat16",
-}
 DRAFT_STEPS = 6  # gamma of the paper's operating point
 
 
@@ -108,40 +72,6 @@ STAGES = (
     Stage("language-1k", 500, 3, 1024, LANGUAGE, True, windowed=0.4),
     Stage("language-4k", 220, 1, 4096, LANGUAGE, True, windowed=0.4),
 )
-
-
-def initialise(target: Qwen3_5Target, head: Qwen3_5MtpHead) -> None:
-    """Fan-in normal weights; decays from 1 to 1,000 tokens (Mamba's log-uniform time steps).
-
-    Query and key norms start above one: sharper attention finds the first copies sooner.
-    """
-    for module in (target, head):
-        for name, weight in module.named_parameters():
-            if name.endswith(("q_norm.weight", "k_norm.weight")):
-                nn.init.constant_(weight, 0.4)
-            if weight.dim() < 2:
-                continue
-            std = weight.shape[-1] ** -0.5 if "conv1d" not in name else 0.3
-            if "embed" in name:
-                std = 0.1
-            nn.init.normal_(weight, std=std)
-    for layer in target.modules():
-        if isinstance(layer, GatedDeltaNet):
-            heads = layer.num_value_heads
-            layer.A_log.data.uniform_(0.0, math.log(8.0))
-            step = torch.exp(torch.linspace(math.log(1e-3), math.log(0.2), heads))
-            layer.dt_bias.data.copy_(step + torch.log(-torch.expm1(-step)))
-
-
-def warm_start_head(target: Qwen3_5Target, head: Qwen3_5MtpHead) -> None:
-    """The head's block starts as the target's last attention block, its fusion as a sum."""
-    head.layers[0].load_state_dict(target.layers[-1].state_dict())
-    size = target.config.hidden_size
-    with torch.no_grad():
-        head.fc.weight.normal_(std=0.02)
-        head.fc.weight[:, :size] += 0.5 * torch.eye(size)
-        head.fc.weight[:, size:] += 0.5 * torch.eye(size)
-        head.norm.weight.copy_(target.norm.weight)
 
 
 class DraftHistory:
@@ -205,8 +135,8 @@ def soft_cross_entropy(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Ten
 
 
 def draft_loss(
-    target: Qwen3_5Target,
-    head: Qwen3_5MtpHead,
+    target: Target,
+    head: Head,
     ids: torch.Tensor,
     hidden: torch.Tensor,
     logits: torch.Tensor,
@@ -252,17 +182,18 @@ def draft_loss(
 class RouterBalance:
     """Load-balancing loss over all routers of a forward (Switch Transformer, eq. 4)."""
 
-    def __init__(self, *modules: nn.Module):
+    def __init__(self, recipe: Recipe, *modules: nn.Module):
+        self.recipe = recipe
         self.logits: list[torch.Tensor] = []
         for module in modules:
             for name, gate in module.named_modules():
-                if name.endswith("mlp.gate"):
+                if name.endswith(recipe.gate):
                     gate.register_forward_hook(lambda _m, _i, out: self.logits.append(out))
 
-    def loss(self, top_k: int) -> torch.Tensor:
-        total = torch.zeros(())
+    def loss(self) -> torch.Tensor:
+        total, top_k = torch.zeros(()), self.recipe.top_k
         for logits in self.logits:
-            probs = logits.flatten(0, -2).softmax(-1)
+            probs = self.recipe.router_probs(logits.flatten(0, -2))
             chosen = torch.zeros_like(probs).scatter(1, probs.topk(top_k).indices, 1.0)
             total = total + probs.shape[1] * (chosen.mean(0) / top_k * probs.mean(0)).sum()
         count, self.logits = max(len(self.logits), 1), []
@@ -302,8 +233,8 @@ def batches(
 
 
 def losses(
-    target: Qwen3_5Target,
-    head: Qwen3_5MtpHead | None,
+    target: Target,
+    head: Head | None,
     ids: torch.Tensor,
     answer: torch.Tensor,
     balance: RouterBalance,
@@ -323,7 +254,7 @@ def losses(
     if head is not None:
         draft, accepted = draft_loss(target, head, ids, hidden, logits, answer, rng, windowed)
         total = total + draft
-    total = total + 0.01 * balance.loss(target.config.num_experts_per_tok)
+    total = total + 0.01 * balance.loss()
     right = (logits[:, :-1].argmax(-1) == ids[:, 1:])[answer[:, 1:]]
     return Losses(total, language_loss.item(), (int(right.sum()), right.numel()), accepted)
 
@@ -334,22 +265,22 @@ def acceptance(counts: torch.Tensor) -> tuple[list[float], float]:
     return [round(a, 3) for a in alpha.tolist()], round(1 + float(alpha.cumprod(0).sum()), 3)
 
 
-def save(target: Qwen3_5Target, head: Qwen3_5MtpHead, out: Path) -> None:
+def save(recipe: Recipe, target: Target, head: Head, out: Path) -> None:
     """Writes the Hugging Face layout: bf16 weights, the decay parameters in float32."""
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
-    for prefix, module in (("model.", target), ("mtp.", head)):
+    for part, module in (("target", target), ("head", head)):
         for name, tensor in module.state_dict().items():
-            if name == "lm_head.weight":  # tied
+            published = recipe.published_name(part, name)
+            if published is None:
                 continue
-            name = name.replace("mlp.gate_up", "mlp.experts.gate_up_proj")
-            name = name.replace("mlp.down", "mlp.experts.down_proj")
-            dtype = torch.float32 if name.endswith(("A_log", "dt_bias")) else torch.bfloat16
-            tensors[prefix + name] = tensor.detach().to(dtype).contiguous()
+            dtype = torch.float32 if published.endswith(recipe.float32) else torch.bfloat16
+            for stored, values in recipe.store(published, tensor.detach()):
+                tensors[stored] = values.to(dtype, copy=True).contiguous()
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "config.json").write_text(json.dumps(HF_CONFIG, indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps(recipe.hf_config, indent=2) + "\n")
     (out / "generation_config.json").write_text(
         json.dumps({"do_sample": False, "eos_token_id": END_OF_TEXT_ID}, indent=2) + "\n"
     )
@@ -360,7 +291,7 @@ def save(target: Qwen3_5Target, head: Qwen3_5MtpHead, out: Path) -> None:
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "eos_token": "<|endoftext|>",
                 "clean_up_tokenization_spaces": False,
-                "model_max_length": HF_CONFIG["max_position_embeddings"],
+                "model_max_length": recipe.hf_config["max_position_embeddings"],
             },
             indent=2,
         )
@@ -379,6 +310,7 @@ def parameter_groups(modules: tuple[nn.Module, ...]) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--family", choices=RECIPES, default="qwen3_5")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on every stage's steps")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
@@ -386,12 +318,10 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
-    config = Qwen3_5Config.from_hf(HF_CONFIG)
-    target = Qwen3_5Target(config)
-    head = Qwen3_5MtpHead(config, target.rope)
-    initialise(target, head)
-    balance = RouterBalance(target, head)
-    states = CausalStates(config.linear_conv_kernel_dim)
+    recipe = RECIPES[args.family]
+    target, head = recipe.build()
+    balance = RouterBalance(recipe, target, head)
+    states = CausalStates(recipe.conv_kernel)
     optimizer = torch.optim.AdamW(
         parameter_groups((target, head)), lr=args.learning_rate, betas=(0.9, 0.98), fused=True
     )
@@ -405,7 +335,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     for stage in stages:
         if stage.head and not head_begun:
-            warm_start_head(target, head)
+            recipe.warm_start_head(target, head)
             head_begun = True
         active = head if stage.head else None
         window: list[Losses] = []
@@ -467,8 +397,9 @@ def main() -> None:
             if reached and length >= stage.until_length:
                 planned -= (stage.steps - index - 1) * stage.batch * stage.tokens
                 break
-        save(target, head, args.out)
+        save(recipe, target, head, args.out)
     report = {
+        "family": args.family,
         "seed": args.seed,
         "scale": args.scale,
         "learning_rate": args.learning_rate,
