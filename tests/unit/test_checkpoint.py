@@ -192,7 +192,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "mixed quantization": (
         lambda p: (edit_config(p, quantization_config={"quant_method": "fp8"}), quantized_file(p)),
-        "NVFP4 and fp8",
+        r"NVFP4 .* and fp8",
     ),
     "packed tensor": (packed_tensor, "in_proj_z.weight of type U8"),
     "NaN": (lambda p: fill(p, "model.norm.weight", float("nan")), r"norm\.weight.*NaN or inf"),

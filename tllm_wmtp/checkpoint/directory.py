@@ -1,14 +1,22 @@
-"""A Hugging Face checkpoint directory, unchanged: config.json, safetensors, tokenizer.json."""
+"""A Hugging Face checkpoint directory, unchanged: config.json, safetensors, tokenizer.json.
+
+Names, shapes and tensors are those of the model's weights, however they are stored: of a quantized
+weight, packed values and scales appear as one tensor.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from tllm_wmtp.checkpoint.quantization.layout import StoredWeight, read_weight, stored_weights
+from tllm_wmtp.checkpoint.quantization.metadata import HF_QUANT_CONFIG, read_quantization
+from tllm_wmtp.checkpoint.quantization.weights import Fp8Weight, NvFp4Weight
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.fields import Fields
 
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ELEMENT_TYPES = ("F32", "BF16", "F16")
+STORED_BITS = {"F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16, "I16": 16}
 
 
 class CheckpointDirectory:
@@ -31,35 +40,61 @@ class CheckpointDirectory:
                 "pass the directory that holds config.json",
             )
         self.config = self._json("config.json")
-        self._refuse_quantization()
+        hf_quant_config = (self.path / HF_QUANT_CONFIG).exists()
+        #: What the JSON files say of quantization; None where they say nothing.
+        self.quantization = read_quantization(
+            self.config, self._json(HF_QUANT_CONFIG) if hf_quant_config else None
+        )
         self._files: dict[Path, Any] = {}
         self._file_of = self._locate()
+        self._quantized: dict[str, StoredWeight] = {}
+        self._names = list(self._file_of)
+        if self.quantization is not None:
+            self._quantized, parts = stored_weights(self._names, self._header, self.quantization)
+            self._names = [name for name in self._names if name not in parts]
+            self._names += self._quantized
 
     @property
     def names(self) -> list[str]:
-        return list(self._file_of)
+        return list(self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open(name).get_slice(name).get_shape())
+        if name in self._quantized:
+            return self._quantized[name].shape
+        return self._header(name)[1]
 
     def element_type(self, name: str) -> str:
-        """The file's name of the type: ``F32``, ``BF16``, ..."""
-        return str(self._open(name).get_slice(name).get_dtype())
+        """The file's name of the type (``F32``, ``BF16``, ...), or ``NVFP4`` or ``FP8``."""
+        if name in self._quantized:
+            return self._quantized[name].scheme.format
+        return self._header(name)[0]
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of the weight in the files, its scales included."""
+        parts = self._quantized[name].parts if name in self._quantized else [name]
+        headers = (self._header(part) for part in parts)
+        return sum(STORED_BITS.get(kind, 8) // 8 * math.prod(shape) for kind, shape in headers)
 
     def tensor(self, name: str) -> torch.Tensor:
-        file = self._file_of[name]
-        try:
-            handle = self._open(name)
-            kind = self.element_type(name)
-            if kind not in ELEMENT_TYPES:
-                raise CheckpointError(
-                    f"tensor {name} of type {kind} in {file.name}",
-                    f"weights must be one of {', '.join(ELEMENT_TYPES)}",
-                    "use the unquantized checkpoint",
-                )
-            return handle.get_tensor(name)
-        except SafetensorError as error:
-            raise self._damaged(file, error) from error
+        """The weight; float32 where it is stored quantized."""
+        quantized = self.quantized(name)
+        if quantized is not None:
+            return quantized.dequantize()
+        kind = self.element_type(name)
+        if kind not in ELEMENT_TYPES:
+            says = "no quantization_config says how it is quantized"
+            raise CheckpointError(
+                f"tensor {name} of type {kind} in {self._file_of[name].name}",
+                f"weights must be one of {', '.join(ELEMENT_TYPES)}"
+                + (f", and {says}" if self.quantization is None else ""),
+                "download the complete checkpoint, or use the unquantized one",
+            )
+        return self._stored(name)
+
+    def quantized(self, name: str) -> NvFp4Weight | Fp8Weight | None:
+        """The weight as it is stored, or None where it is not quantized."""
+        stored = self._quantized.get(name)
+        return None if stored is None else read_weight(stored, self._stored)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """End-of-sequence ids that generation_config.json adds to those of config.json."""
@@ -112,21 +147,6 @@ class CheckpointDirectory:
             )
         return content
 
-    def _refuse_quantization(self) -> None:
-        kinds = set()
-        text = self.config.get("text_config")
-        for config in (self.config, text if isinstance(text, dict) else {}):
-            if quantization := config.get("quantization_config"):
-                kinds.add(_quantization_kind(quantization))
-        if (self.path / "hf_quant_config.json").exists():
-            kinds.add(_quantization_kind(self._json("hf_quant_config.json").get("quantization")))
-        if kinds:
-            raise CheckpointError(
-                f"quantization {' and '.join(sorted(kinds))} in {self.path}",
-                "only unquantized weights (float32, bfloat16, float16) can be loaded",
-                "use the unquantized checkpoint",
-            )
-
     def _locate(self) -> dict[str, Path]:
         if (self.path / INDEX).exists():
             weight_map = self._json(INDEX).get("weight_map")
@@ -159,8 +179,18 @@ class CheckpointDirectory:
                 )
         return located
 
-    def _open(self, name: str) -> Any:
-        return self._handle(self._file_of[name])
+    def _header(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Type and shape of a stored tensor."""
+        header = self._handle(self._file_of[name]).get_slice(name)
+        return str(header.get_dtype()), tuple(header.get_shape())
+
+    def _stored(self, name: str) -> torch.Tensor:
+        file = self._file_of[name]
+        try:
+            tensor: torch.Tensor = self._handle(file).get_tensor(name)
+        except SafetensorError as error:
+            raise self._damaged(file, error) from error
+        return tensor
 
     def _handle(self, file: Path) -> Any:
         if file not in self._files:
@@ -183,9 +213,3 @@ class CheckpointDirectory:
             "it must be a complete safetensors file",
             "download the file again",
         )
-
-
-def _quantization_kind(quantization: Any) -> str:
-    if not isinstance(quantization, dict):
-        return str(quantization)
-    return str(quantization.get("quant_algo") or quantization.get("quant_method"))
