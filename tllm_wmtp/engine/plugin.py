@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 LIBRARY = "libwmtp_tensorrt.so"
-NAME, NAMESPACE = "WindowedDraftAttention", "wmtp"
+NAME, NAMESPACE, VERSION = "WindowedDraftAttention", "wmtp", "1"
 
 
 class PluginMissing(RuntimeError):

@@ -1,0 +1,212 @@
+"""The draft graph: one forward of a checkpoint's MTP head over its rings.
+
+Of each of b requests, the graph appends n_b rows and answers at most one, the last. Names, shapes
+and types of its tensors:
+
+=================== ============================ =========== ==================================
+``token_ids``       ``[n]``                      int64       token after each row
+``hidden``          ``[n, H]``                   network's   hidden state of each row
+``positions``       ``[n]``                      int64       where each row stands
+``row_offsets``     ``[b + 1]``                  int32       rows of request i: [i], [i + 1)
+``query_offsets``   ``[b + 1]``                  int32       answers of request i: none or one
+``start_positions`` ``[b]``                      int64       position of each one's first row
+``lanes``           ``[b]``                      int32       whose ring; distinct
+``ring_k ring_v``   ``[lanes, R, Hkv, D]``       ring's      updated in place
+------------------- ---------------------------- ----------- ----------------------------------
+``next_hidden``     ``[b, H]``                   network's   of each answer
+``draft_tokens``    ``[b]``                      int64       most likely token
+``logits``          ``[b, vocab]``               network's   where ``top_k`` is 0
+``top_k_ids``       ``[b, k]``                   int64       where it is not
+``top_k_logits``    ``[b, k]``                   network's
+``ring_k_out ...``  like the rings                           the same buffers under the plugin
+=================== ============================ =========== ==================================
+
+Rows and answers beyond the last offset are padding: what they hold is read by no one, and they
+write nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+
+from tllm_wmtp.engine import nvfp4, ops
+from tllm_wmtp.engine.attention import (
+    PLUGIN,
+    STANDARD,
+    Batch,
+    Ring,
+    answered_rows,
+    windowed_draft_attention,
+)
+from tllm_wmtp.engine.emit import Emitter
+from tllm_wmtp.engine.graph import Graph, Value
+from tllm_wmtp.engine.heads import write_head
+from tllm_wmtp.engine.weights import HeadSource
+from tllm_wmtp.ring import RingSpec
+
+__all__ = ["PLUGIN", "STANDARD", "DraftSpec", "WrittenGraph", "write_draft_graph"]
+
+RING_INPUTS = ("ring_k", "ring_v")
+
+
+@dataclass(frozen=True)
+class DraftSpec:
+    """What a draft graph is made for.
+
+    Args:
+        ring: sinks, window and spare slots of each lane.
+        lanes: rings, hence requests at a time.
+        max_rows: most rows of one forward, all requests together.
+        dtype: of the network; of the rings too unless ``kv_dtype`` says otherwise.
+        top_k: how many candidates the graph gives; 0 for all logits.
+        quantized: keep NVFP4 weights as they are.
+        lowering: :data:`PLUGIN` or :data:`STANDARD`.
+        rounding: see :class:`~tllm_wmtp.engine.graph.Graph`.
+    """
+
+    ring: RingSpec
+    lanes: int
+    max_rows: int
+    dtype: str = "float32"
+    kv_dtype: str = "auto"
+    top_k: int = 0
+    quantized: bool = False
+    lowering: str = STANDARD
+    rounding: str | None = None
+
+    @property
+    def ring_dtype(self) -> str:
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+
+@dataclass(frozen=True)
+class WrittenGraph:
+    """``profiles``: smallest, usual and largest shape of each input of a changing shape."""
+
+    file: Path
+    profiles: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+    quantized_weights: tuple[str, ...]
+
+
+class _RingAttention:
+    """The graph's rings behind the head's attention layer."""
+
+    def __init__(
+        self,
+        g: Graph,
+        batch: Batch,
+        ring: Ring,
+        num_heads: int,
+        scale: float,
+        lowering: str,
+        positions: Value,
+    ):
+        self.g, self.batch, self.ring = g, batch, ring
+        self.num_heads, self.scale, self.lowering = num_heads, scale, lowering
+        self.positions = positions
+        row_count = g.op("Squeeze", g.op("Shape", positions, dtype="int64"), g.ints(0))
+        self.rows, self.owner = answered_rows(g, batch, row_count)
+        self.row_positions = ops.rows(g, positions, self.rows)
+        self.rings: tuple[Value, Value] | None = None
+
+    def __call__(self, q: Value, k: Value, v: Value) -> Value:
+        out, ring_k, ring_v = windowed_draft_attention(
+            self.g,
+            q,
+            k,
+            v,
+            self.batch,
+            self.ring,
+            self.num_heads,
+            self.scale,
+            self.lowering,
+            self.owner,
+            self.row_positions,
+        )
+        self.rings = ring_k, ring_v
+        return out
+
+
+def write_draft_graph(source: HeadSource, spec: DraftSpec, folder: Path) -> WrittenGraph:
+    """Writes ``draft.onnx`` (and ``draft.onnx.data`` for large weights) into ``folder``."""
+    write = write_head(source.head)
+    config, shape = source.config, source.config.caches.draft
+    hidden_size, vocab = config.hidden_size, config.vocab_size
+    num_heads = int(getattr(config, "num_attention_heads"))  # noqa: B009  (not in the protocol)
+    g = Graph("draft", folder, spec.dtype, spec.rounding)
+
+    token_ids = g.input("token_ids", "int64", ["n"])
+    hidden = g.input("hidden", spec.dtype, ["n", hidden_size])
+    positions = g.input("positions", "int64", ["n"])
+    ring = Ring(
+        spec.lanes,
+        spec.ring.capacity,
+        spec.ring.n_sink,
+        spec.ring.window,
+        shape.num_kv_heads,
+        shape.head_dim,
+    )
+    batch = Batch(
+        row_offsets=g.input("row_offsets", "int32", ["b_plus_1"]),
+        query_offsets=g.input("query_offsets", "int32", ["b_plus_1"]),
+        starts=g.input("start_positions", "int64", ["b"]),
+        lanes=g.input("lanes", "int32", ["b"]),
+        ring_k=g.input("ring_k", spec.ring_dtype, ring.shape),
+        ring_v=g.input("ring_v", spec.ring_dtype, ring.shape),
+    )
+    attend = _RingAttention(g, batch, ring, num_heads, shape.scale, spec.lowering, positions)
+
+    shared = Emitter(g, source.target_weights, spec.lowering, spec.quantized)
+    emitter = Emitter(g, source.head_weights, spec.lowering, spec.quantized)
+    embeddings = g.weight(source.target_weights.tensor("embed_tokens.weight"), "embed_tokens")
+    next_hidden = write(emitter, source.head, ops.rows(g, embeddings, token_ids), hidden, attend)
+    logits = _logits(shared, source, embeddings, next_hidden)
+
+    g.output(next_hidden, "next_hidden", ["b", hidden_size])
+    g.output(ops.argmax(g, logits), "draft_tokens", ["b"])
+    if spec.top_k:
+        values, ids = ops.top_k(g, logits, spec.top_k)
+        g.output(ids, "top_k_ids", ["b", spec.top_k])
+        g.output(values, "top_k_logits", ["b", spec.top_k])
+    else:
+        g.output(logits, "logits", ["b", vocab])
+    assert attend.rings is not None
+    for value in attend.rings:
+        g.bind_output(value, ring.shape)
+
+    file = folder / "draft.onnx"
+    onnx.save(g.model(), str(file))
+    quantized = (*emitter.quantized_weights, *shared.quantized_weights)
+    return WrittenGraph(file, _profiles(spec, hidden_size), quantized)
+
+
+def _logits(shared: Emitter, source: HeadSource, embeddings: Value, hidden: Value) -> Value:
+    """A tied lm_head is the embedding, once in the graph."""
+    g = shared.g
+    if source.config.tie_word_embeddings:
+        return g.op("MatMul", hidden, g.op("Transpose", embeddings, perm=[1, 0]))
+    return shared.emit(source.target.lm_head, "lm_head", hidden)
+
+
+def _profiles(
+    spec: DraftSpec, hidden_size: int
+) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    lanes, most = spec.lanes, spec.max_rows
+    usual = min(most, lanes)
+    rows = ((1,), (usual,), (most,))
+    requests = ((1,), (usual,), (lanes,))
+    offsets = ((2,), (usual + 1,), (lanes + 1,))
+    wide = tuple((n[0], hidden_size) for n in rows)
+    return {
+        "token_ids": rows,
+        "hidden": (wide[0], wide[1], wide[2]),
+        "positions": rows,
+        "row_offsets": offsets,
+        "query_offsets": offsets,
+        "start_positions": requests,
+        "lanes": requests,
+    }

@@ -1,0 +1,166 @@
+"""Modules of the embedded runtime as graph nodes: one function per module class.
+
+A head's graph is written by walking the modules that the runtime runs (without storage), so sizes,
+epsilons and biases are theirs, and a module's path is the name of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatchmethod
+
+import torch
+from torch import nn
+
+from tllm_wmtp.engine import nvfp4, ops
+from tllm_wmtp.engine.attention import PLUGIN
+from tllm_wmtp.engine.graph import Graph, Value
+from tllm_wmtp.engine.nvfp4 import Quantized
+from tllm_wmtp.engine.weights import StackedNvFp4, Weights
+from tllm_wmtp.models.layers.moe import GatedMLP, RoutedExperts, SparseMoe
+from tllm_wmtp.models.layers.norm import RMSNorm
+
+#: ``[n, A]`` to ``[n, I]``: what stands between the two projections of an expert.
+Activation = Callable[[Graph, Value], Value]
+
+
+class Emitter:
+    """Writes modules of one checkpoint into one graph.
+
+    Args:
+        quantized: keep NVFP4 weights as they are; otherwise they are dequantized.
+        lowering: :data:`~tllm_wmtp.engine.attention.PLUGIN` for operators of TensorRT, or
+            :data:`~tllm_wmtp.engine.attention.STANDARD` for standard ones.
+    """
+
+    def __init__(self, g: Graph, weights: Weights, lowering: str, quantized: bool):
+        self.g, self.weights = g, weights
+        self.lowering, self.quantized = lowering, quantized
+        self.quantized_weights: list[str] = []
+
+    @singledispatchmethod
+    def emit(self, module: nn.Module, path: str, x: Value) -> Value:
+        """``x`` through ``module``, whose weights' names begin with ``path``."""
+        raise NotImplementedError(f"no graph for {type(module).__name__} ({path})")
+
+    @emit.register
+    def _(self, module: nn.Linear, path: str, x: Value) -> Value:
+        bias = self.weights.tensor(f"{path}.bias") if module.bias is not None else None
+        found = self.weights.quantized(f"{path}.weight")
+        if found is None:
+            return ops.linear(self.g, x, self.weights.tensor(f"{path}.weight"), bias, path)
+        if not self.quantized:
+            return ops.linear(self.g, x, nvfp4.dequantize(found), bias, path)
+        self.quantized_weights.append(path)
+        linear = nvfp4.nvfp4_linear if self.lowering == PLUGIN else nvfp4.nvfp4_linear_standard
+        out = linear(self.g, x, found, path)
+        return out if bias is None else self.g.op("Add", out, self.g.weight(bias, f"{path}.bias"))
+
+    @emit.register
+    def _(self, module: RMSNorm, path: str, x: Value) -> Value:
+        scale = 1.0 + self.weights.tensor(f"{path}.weight").float()
+        return ops.rms_norm(self.g, x, scale, module.eps, path)
+
+    @emit.register
+    def _(self, module: GatedMLP, path: str, x: Value) -> Value:
+        gate = self.emit(module.gate_proj, f"{path}.gate_proj", x)
+        up = self.emit(module.up_proj, f"{path}.up_proj", x)
+        mixed = self.g.op("Mul", ops.silu(self.g, gate), up)
+        return self.emit(module.down_proj, f"{path}.down_proj", mixed)
+
+    @emit.register
+    def _(self, module: SparseMoe, path: str, x: Value) -> Value:
+        g = self.g
+        scores = ops.softmax(g, self.emit(module.gate, f"{path}.gate", x))
+        top, experts = ops.top_k(g, scores, module.top_k)
+        (total,) = g.ops("ReduceSum", [top, g.ints(-1)], ["float32"], keepdims=1)
+        (shares,) = g.ops("Div", [top, total], ["float32"])
+        routed = self.routed_experts(module, path, x, g.cast(shares, g.dtype), experts, gated_silu)
+        shared = self.emit(module.shared_expert, f"{path}.shared_expert", x)
+        gate = self.emit(module.shared_expert_gate, f"{path}.shared_expert_gate", x)
+        return g.op("Add", routed, g.op("Mul", g.op("Sigmoid", gate), shared))
+
+    def routed_experts(
+        self,
+        module: RoutedExperts,
+        path: str,
+        x: Value,
+        shares: Value,
+        experts: Value,
+        activate: Activation,
+    ) -> Value:
+        """Weighted sum ``[n, H]`` of the experts of each row; ``shares, experts [n, k]``.
+
+        The weights of the chosen experts are gathered, one matrix for each row and choice: right
+        for few rows, which is what a draft has.
+        """
+        g, k = self.g, module.top_k
+        chosen = g.op("Reshape", experts, g.ints(-1))  # [n * k]
+        rise, down = (
+            self._gathered(module, path, leaf, parts, chosen)
+            for leaf, parts in module.fused.items()
+        )
+        column = g.op("Unsqueeze", x, g.ints(1, 3))  # [n, 1, H, 1]
+        wide = g.op("Expand", column, g.ints(1, k, 1, 1))
+        features = int(module.rise.shape[2])
+        column = g.op("Reshape", wide, g.ints(-1, features, 1))
+        risen = g.op("Squeeze", g.op("MatMul", rise, column), g.ints(2))
+        active = g.op("Unsqueeze", activate(g, risen), g.ints(2))
+        out = g.op("MatMul", down, active)  # [n * k, H, 1]
+        out = g.op("Reshape", out, g.ints(-1, k, int(module.down.shape[1])))
+        scaled = g.op("Mul", out, g.op("Unsqueeze", shares, g.ints(2)))
+        return g.op("ReduceSum", scaled, g.ints(1), keepdims=0)
+
+    def _gathered(
+        self, module: RoutedExperts, path: str, leaf: str, parts: tuple[str, ...], chosen: Value
+    ) -> Value:
+        """Weights ``[n * k, out, in]`` of the chosen experts, in the network's type."""
+        hint = f"{path}.{leaf}"
+        found = self._expert_stack(module, path, leaf, parts)
+        if isinstance(found, torch.Tensor):
+            return self.g.op("Gather", self.g.weight(found, hint), chosen, axis=0)
+        if not self.quantized:
+            return self.g.op(
+                "Gather", self.g.weight(nvfp4.dequantize(found), hint), chosen, axis=0
+            )
+        self.quantized_weights.append(hint)
+        return nvfp4.gathered_experts(self.g, found, chosen, hint)
+
+    def _expert_stack(
+        self, module: RoutedExperts, path: str, leaf: str, parts: tuple[str, ...]
+    ) -> torch.Tensor | Quantized:
+        fused = f"{path}.{leaf}"
+        if fused in self.weights:
+            return self.weights.quantized(fused) or self.weights.tensor(fused)
+        names = self.weights.expert_names(path, module.num_experts, parts)
+        if not names:
+            return self.weights.tensor(fused)  # says that it is missing
+        first = self.weights.quantized(names[0][0])
+        if first is None:
+            return torch.stack(
+                [torch.cat([self.weights.tensor(name) for name in row]) for row in names]
+            )
+        return self._quantized_stack(names)
+
+    def _quantized_stack(self, names: list[list[str]]) -> StackedNvFp4:
+        """Experts kept apart: the parts of one share a global scale, which exporters see to."""
+        packed, scales, wholes = [], [], []
+        for row in names:
+            found = [weight for name in row if (weight := self.weights.quantized(name)) is not None]
+            whole = torch.stack([one.global_scale.float().reshape(()) for one in found]).amax()
+            packed.append(torch.cat([one.packed for one in found]))
+            scales.append(torch.cat([_rescaled(one, whole) for one in found]))
+            wholes.append(whole)
+        return StackedNvFp4(torch.stack(packed), torch.stack(scales), torch.stack(wholes))
+
+
+def _rescaled(weight: Quantized, whole: torch.Tensor) -> torch.Tensor:
+    """Block scales under another global scale: as they are where it is the weight's own."""
+    own = weight.global_scale.float().reshape(())
+    return weight.block_scale.float() * (own / whole)
+
+
+def gated_silu(g: Graph, x: Value) -> Value:
+    """``silu(gate) * up`` of ``[..., gate and up]``."""
+    gate, up = g.ops("Split", [x], [x.dtype] * 2, axis=-1, num_outputs=2)
+    return g.op("Mul", ops.silu(g, gate), up)

@@ -1,0 +1,128 @@
+"""The weights of a draft head, by the names of its modules, as the checkpoint holds them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tllm_wmtp.checkpoint.directory import CheckpointDirectory
+from tllm_wmtp.checkpoint.loader import _sort_names
+from tllm_wmtp.engine.nvfp4 import Quantized
+from tllm_wmtp.errors import CheckpointError
+from tllm_wmtp.models.registry import family_of
+from tllm_wmtp.models.spec import DraftHead, ModelConfig, Target
+
+
+@dataclass(frozen=True)
+class StackedNvFp4:
+    """NVFP4 weights of all experts, each tensor stacked expert first."""
+
+    packed: torch.Tensor
+    block_scale: torch.Tensor
+    global_scale: torch.Tensor
+    input_scale: torch.Tensor | None = None
+
+
+class Weights:
+    """Tensors by our names: one tensor at a time, and nothing of the rest is read."""
+
+    def __init__(self, directory: CheckpointDirectory, names: dict[str, str]):
+        self.directory, self.names = directory, names
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The unquantized values, in the checkpoint's type."""
+        if name not in self.names:
+            raise CheckpointError(
+                f"{self.directory.path} lacks {name}",
+                "every weight of the draft head must be there",
+                "download the complete checkpoint",
+            )
+        return self.directory.tensor(self.names[name])
+
+    def quantized(self, name: str) -> Quantized | None:
+        """The NVFP4 weight, None where this one is not quantized."""
+        find: Callable[[str], Any] | None = getattr(self.directory, "quantized", None)
+        if find is None or name not in self.names:
+            return None
+        found: Quantized | None = find(self.names[name])
+        return found
+
+    def expert_names(self, path: str, experts: int, parts: Sequence[str]) -> list[list[str]]:
+        """Names of each expert's projections ``parts``, where the checkpoint keeps them apart."""
+        names = [
+            [f"{path}.experts.{expert}.{part}_proj.weight" for part in parts]
+            for expert in range(experts)
+        ]
+        return names if all(name in self for row in names for name in row) else []
+
+
+@dataclass(frozen=True)
+class HeadSource:
+    """A checkpoint's draft head: module skeletons without storage, and where their weights are."""
+
+    config: ModelConfig
+    model_type: str
+    target: Target
+    head: DraftHead
+    target_weights: Weights
+    head_weights: Weights
+
+    @property
+    def path(self) -> Path:
+        return self.head_weights.directory.path
+
+
+def open_head(path: str | Path) -> HeadSource:
+    """Reads names and configuration; weights are read when they are used.
+
+    Raises:
+        CheckpointError: no such directory, an unknown family, or a checkpoint without a head.
+    """
+    directory = CheckpointDirectory(path)
+    family = family_of(directory.config)
+    config = family.config(directory.config)
+    family.check_head(config, directory.config)
+    target_names, head_names = _sort_names(directory, family, config)
+    if not head_names:
+        raise CheckpointError(
+            f"{directory.path} has no {family.head_tensors}",
+            "a draft engine is made of the checkpoint's own MTP head",
+            "use the checkpoint that ships them",
+        )
+    with torch.device("meta"):
+        target = family.target(config)
+        head = family.head(target)
+    if config.tie_word_embeddings:
+        target_names["lm_head.weight"] = target_names["embed_tokens.weight"]
+    return HeadSource(
+        config,
+        str(directory.config["model_type"]),
+        target.eval(),
+        head.eval(),
+        Weights(directory, target_names),
+        Weights(directory, head_names),
+    )
+
+
+def tensors_hash(source: HeadSource) -> str:
+    """SHA-256 of every tensor that the head's graph may read: names, shapes, types and bytes."""
+    digest = hashlib.sha256()
+    shared = ["embed_tokens.weight", "lm_head.weight"]
+    used = {
+        *source.head_weights.names.values(),
+        *(source.target_weights.names[name] for name in shared),
+    }
+    directory = source.head_weights.directory
+    for name in sorted(used):
+        tensor = directory.stored(name) if hasattr(directory, "stored") else directory.tensor(name)
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
