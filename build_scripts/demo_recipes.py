@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tllm_wmtp.demo.tokenizer import END_OF_TEXT_ID, VOCAB_SIZE
@@ -32,6 +33,7 @@ class Recipe:
             ``head``; None for what is not stored.
         store: splits a tensor into those that are stored, ``[(name, tensor), ...]``.
         gate: how the routers' names end.
+        router_logits: of a router, its input and its output.
         router_probs: a router's logits to probabilities, for the load-balancing loss.
         top_k: experts per token.
         conv_kernel: taps of the causal convolutions.
@@ -44,6 +46,7 @@ class Recipe:
     published_name: Callable[[str, str], str | None]
     store: Callable[[str, torch.Tensor], list[tuple[str, torch.Tensor]]]
     gate: str
+    router_logits: Callable[[nn.Module, torch.Tensor, Any], torch.Tensor]
     router_probs: Callable[[torch.Tensor], torch.Tensor]
     top_k: int
     conv_kernel: int
@@ -244,6 +247,10 @@ def store_expert_by_expert(name: str, tensor: torch.Tensor) -> list[tuple[str, t
     return [(name, tensor)]
 
 
+def sigmoid_router_logits(gate: Any, x: torch.Tensor, _chosen: object) -> torch.Tensor:
+    return F.linear(x.float(), gate.weight)
+
+
 def normalised_sigmoid(logits: torch.Tensor) -> torch.Tensor:
     scores = logits.sigmoid()
     return scores / scores.sum(-1, keepdim=True)
@@ -257,6 +264,7 @@ RECIPES = {
         published_name=published_qwen3_5,
         store=store_whole,
         gate="mlp.gate",
+        router_logits=lambda gate, x, logits: logits,
         router_probs=lambda logits: logits.softmax(-1),
         top_k=2,
         conv_kernel=4,
@@ -269,6 +277,7 @@ RECIPES = {
         published_name=published_nemotron_h,
         store=store_expert_by_expert,
         gate="mixer.gate",
+        router_logits=sigmoid_router_logits,
         router_probs=normalised_sigmoid,
         top_k=2,
         conv_kernel=4,

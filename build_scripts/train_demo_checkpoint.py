@@ -188,7 +188,10 @@ class RouterBalance:
         for module in modules:
             for name, gate in module.named_modules():
                 if name.endswith(recipe.gate):
-                    gate.register_forward_hook(lambda _m, _i, out: self.logits.append(out))
+                    gate.register_forward_hook(self._keep)
+
+    def _keep(self, gate: nn.Module, inputs: tuple[torch.Tensor], output: object) -> None:
+        self.logits.append(self.recipe.router_logits(gate, inputs[0], output))
 
     def loss(self) -> torch.Tensor:
         total, top_k = torch.zeros(()), self.recipe.top_k

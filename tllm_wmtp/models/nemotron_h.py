@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,17 @@ from torch import nn
 from tllm_wmtp.models.fields import Fields
 from tllm_wmtp.models.layers.attention import Attend
 from tllm_wmtp.models.layers.mamba2 import DecayStates, Mamba2
-from tllm_wmtp.models.layers.sigmoid_moe import Relu2MLP, SigmoidMoe, SigmoidRouter
+from tllm_wmtp.models.layers.relu2_moe import Relu2MLP, Relu2Moe
+from tllm_wmtp.models.layers.sigmoid_router import RouterConfig
+from tllm_wmtp.models.spec import (
+    DECAYED_SUM,
+    CacheSpec,
+    DraftHead,
+    KeyValueShape,
+    RecurrentShape,
+    Target,
+    TargetStates,
+)
 
 MAMBA, ATTENTION, MOE, MLP = "mamba", "attention", "moe", "mlp"
 _LETTERS = {"M": MAMBA, "*": ATTENTION, "E": MOE, "-": MLP}
@@ -55,15 +65,48 @@ class NemotronHConfig:
     mtp_layer_types: tuple[str, ...]
     eos_token_ids: tuple[int, ...]
     intermediate_size: int = 0
-    n_routed_experts: int = 0
-    num_experts_per_tok: int = 0
+    router: RouterConfig | None = None
     moe_intermediate_size: int = 0
     moe_shared_expert_intermediate_size: int = 0
     moe_latent_size: int | None = None
-    n_group: int = 1
-    topk_group: int = 1
-    norm_topk_prob: bool = True
-    routed_scaling_factor: float = 1.0
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layer_types)
+
+    @property
+    def num_experts(self) -> int:
+        return self.router.num_experts if self.router else 0
+
+    @property
+    def num_experts_per_tok(self) -> int:
+        return self.router.top_k if self.router else 0
+
+    @property
+    def caches(self) -> CacheSpec:
+        attention = KeyValueShape(self.num_key_value_heads, self.head_dim, self.head_dim**-0.5)
+        inner, keys = (
+            self.mamba_num_heads * self.mamba_head_dim,
+            self.n_groups * self.ssm_state_size,
+        )
+        return CacheSpec(
+            attention_layers=self._layers_of(ATTENTION),
+            attention=attention,
+            draft=attention,
+            recurrent_layers=self._layers_of(MAMBA),
+            recurrent=RecurrentShape(
+                conv_kernel=self.conv_kernel,
+                conv_channels=inner + 2 * keys,
+                key_heads=self.n_groups,
+                key_dim=self.ssm_state_size,
+                value_heads=self.mamba_num_heads,
+                value_dim=self.mamba_head_dim,
+                rule=DECAYED_SUM,
+            ),
+        )
+
+    def _layers_of(self, kind: str) -> tuple[int, ...]:
+        return tuple(i for i, each in enumerate(self.layer_types) if each == kind)
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> NemotronHConfig:
@@ -108,17 +151,12 @@ class NemotronHConfig:
             mtp_layer_types=draft_layers,
             eos_token_ids=text.token_ids("eos_token_id"),
             intermediate_size=text.whole("intermediate_size") if MLP in every else 0,
-            n_routed_experts=text.whole("n_routed_experts") if moe else 0,
-            num_experts_per_tok=text.whole("num_experts_per_tok") if moe else 0,
+            router=RouterConfig.from_hf(text) if moe else None,
             moe_intermediate_size=text.whole("moe_intermediate_size") if moe else 0,
             moe_shared_expert_intermediate_size=(
                 text.whole("moe_shared_expert_intermediate_size") if moe else 0
             ),
             moe_latent_size=None if latent is None else text.whole("moe_latent_size"),
-            n_group=text.whole("n_group", 1),
-            topk_group=text.whole("topk_group", 1),
-            norm_topk_prob=bool(text.get("norm_topk_prob", True)),
-            routed_scaling_factor=text.number("routed_scaling_factor", 1.0),
         )
         read._check_fit(text)
         return read
@@ -134,8 +172,6 @@ class NemotronHConfig:
             text.refuse("head_dim", f"heads of {self.head_dim}: it must be a multiple of 8")
         if self.mamba_num_heads % self.n_groups:
             text.refuse("n_groups", f"it must divide mamba_num_heads {self.mamba_num_heads}")
-        if self.n_routed_experts:
-            self._check_experts(text)
         if self.mtp_num_hidden_layers:
             first, *rest = self.mtp_layer_types
             if first != ATTENTION or not all(kind in (MOE, MLP) for kind in rest):
@@ -150,17 +186,6 @@ class NemotronHConfig:
         for field in ("mtp_use_rope", "mtp_bottleneck_hidden_size"):
             if text.get(field):
                 text.refuse(field, "an MTP head of this kind is not supported")
-
-    def _check_experts(self, text: Fields) -> None:
-        if self.n_routed_experts % self.n_group:
-            text.refuse("n_group", f"it must divide n_routed_experts {self.n_routed_experts}")
-        if self.topk_group > self.n_group:
-            text.refuse("topk_group", f"there are {self.n_group} groups to choose from")
-        if self.n_group > 1 and self.n_routed_experts // self.n_group < 2:
-            text.refuse("n_group", "a group is ranked by its two best experts: it must have two")
-        choice = self.n_routed_experts // self.n_group * self.topk_group
-        if self.num_experts_per_tok > choice:
-            text.refuse("num_experts_per_tok", f"there are {choice} experts to choose from")
 
 
 def _layer_types(text: Fields, names: str, pattern: str) -> tuple[str, ...]:
@@ -192,14 +217,6 @@ def _time_step_limit(text: Fields) -> tuple[float, float]:
     if not 0 <= low < high:
         text.refuse("time_step_limit", rule)
     return low, high
-
-
-class TargetStates(Protocol):
-    """State of one forward of the target: who owns the keys and the recurrent states."""
-
-    def attention(self, layer: int) -> Attend: ...
-
-    def recurrent(self, layer: int) -> DecayStates: ...
 
 
 class Attention(nn.Module):
@@ -260,21 +277,12 @@ def _mixer(config: NemotronHConfig, kind: str) -> nn.Module:
         )
     if kind == MLP:
         return Relu2MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
-    router = SigmoidRouter(
+    assert config.router is not None
+    return Relu2Moe(
         config.hidden_size,
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        config.n_group,
-        config.topk_group,
-        config.norm_topk_prob,
-        config.routed_scaling_factor,
-    )
-    return SigmoidMoe(
-        config.hidden_size,
-        config.n_routed_experts,
+        config.router,
         config.moe_intermediate_size,
         config.moe_shared_expert_intermediate_size,
-        router,
         config.moe_latent_size,
         config.mlp_bias,
     )
@@ -302,8 +310,10 @@ class Layer(nn.Module):
         return x + self.mixer(self.norm(x))
 
 
-class NemotronHTarget(nn.Module):
+class NemotronHTarget(Target):
     """The model: token ids to final hidden states to logits."""
+
+    config: NemotronHConfig
 
     def __init__(self, config: NemotronHConfig):
         super().__init__()
@@ -331,18 +341,8 @@ class NemotronHTarget(nn.Module):
         states: TargetStates,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states after the final norm.
-
-        Args:
-            ids, positions: ``[B, T]``; positions carry no meaning without position embedding.
-            states: owner of keys and recurrent states.
-            rows: indices into T whose hidden states are read; the last layer that mixes rows
-                computes queries and output for these only if it is attention, and the row-wise
-                layers after it see no others (exact). All rows when None.
-
-        Returns:
-            ``[B, T or len(rows), H]``.
-        """
+        """Of rows that nobody reads, the last layer that mixes rows computes neither queries nor
+        output if it is attention, and the row-wise layers after it see nothing."""
         x = self.embed_tokens(ids)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
@@ -357,12 +357,8 @@ class NemotronHTarget(nn.Module):
                 x = layer(x)
         return self.norm(x)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., vocab]`` of hidden states after the final norm ``[..., H]``."""
-        return self.lm_head(hidden)
 
-
-class NemotronHMtpHead(nn.Module):
+class NemotronHMtpHead(DraftHead):
     """The built-in draft head. It shares the target's embedding and lm_head.
 
     As in the checkpoints, the fusion belongs to the first layer and the final norm, which unlike

@@ -15,6 +15,11 @@ from torch import nn
 
 from tllm_wmtp.models.layers.attention import Attend
 from tllm_wmtp.models.layers.gated_delta import DeltaStates
+from tllm_wmtp.models.layers.mamba2 import DecayStates
+
+#: The rules by which a recurrent layer's state takes up a row (:mod:`.layers.gated_delta`,
+#: :mod:`.layers.mamba2`).
+GATED_DELTA, DECAYED_SUM = "gated_delta", "decayed_sum"
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class RecurrentShape:
     key_dim: int
     value_heads: int
     value_dim: int
+    rule: str = GATED_DELTA
 
     @property
     def history(self) -> int:
@@ -106,12 +112,16 @@ class ModelConfig(Protocol):
     def caches(self) -> CacheSpec: ...
 
 
+class RecurrentStates(DeltaStates, DecayStates, Protocol):
+    """Owner of one recurrent layer's states, under whichever rule."""
+
+
 class TargetStates(Protocol):
     """State of one forward of the target: who owns the keys and the recurrent states."""
 
     def attention(self, layer: int) -> Attend: ...
 
-    def recurrent(self, layer: int) -> DeltaStates: ...
+    def recurrent(self, layer: int) -> RecurrentStates: ...
 
 
 class Target(nn.Module):

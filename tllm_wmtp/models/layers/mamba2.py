@@ -18,12 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tllm_wmtp.models.layers.convolution import causal_convolution
+
 
 class DecayStates(Protocol):
     """Owner of a layer's convolution and recurrent states for the requests of one forward."""
 
     def convolution_window(self, mixed: torch.Tensor) -> torch.Tensor:
-        """``mixed [B, T, C]`` preceded by each request's last ``kernel - 1`` rows."""
+        """As :meth:`.gated_delta.DeltaStates.convolution_window`."""
         ...
 
     def decayed_sum(
@@ -177,13 +179,9 @@ class Mamba2(nn.Module):
         self.out_proj = nn.Linear(inner, hidden_size, bias=bias)
 
     def forward(self, x: torch.Tensor, states: DecayStates) -> torch.Tensor:
-        rows = x.shape[1]
         gate, mixed, dt = self.in_proj(x).split(self.splits, dim=-1)
         window = states.convolution_window(mixed)
-        taps = self.conv1d.weight[:, 0]  # [C, kernel]
-        mixed = window[:, :rows] * taps[:, 0]
-        for tap in range(1, self.conv_kernel):
-            mixed = torch.addcmul(mixed, window[:, tap : tap + rows], taps[:, tap])
+        mixed = causal_convolution(window, self.conv1d.weight[:, 0])
         if self.conv1d.bias is not None:
             mixed = mixed + self.conv1d.bias
         value, k, q = F.silu(mixed).split(self.conv_splits, dim=-1)
