@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tllm_wmtp.errors import CheckpointError
+from tllm_wmtp.models.nemotron_h import NemotronHConfig, NemotronHMtpHead, NemotronHTarget
 from tllm_wmtp.models.qwen3_5 import Qwen3_5Config, Qwen3_5MtpHead, Qwen3_5Target
 from tllm_wmtp.models.spec import DraftHead, ModelConfig, Target
 
@@ -27,6 +28,15 @@ def _one_layer_on_shared_embedding(config: Qwen3_5Config, content: dict[str, Any
             f"an MTP head of {layers} layers with dedicated embeddings {bool(dedicated)}",
             "the head must have one layer and share the target's embedding",
             "use speculation=None",
+        )
+
+
+def _one_shared_head(config: NemotronHConfig, content: dict[str, Any]) -> None:
+    if config.mtp_num_hidden_layers != 1:
+        raise CheckpointError(
+            f"num_nextn_predict_layers {config.mtp_num_hidden_layers}",
+            "speculation uses one MTP head, again and again",
+            "use a checkpoint with one, or speculation=None",
         )
 
 
@@ -87,7 +97,23 @@ QWEN3_5 = Family(
     check_head=_one_layer_on_shared_embedding,
 )
 
+NEMOTRON_H = Family(
+    config=NemotronHConfig.from_hf,
+    target=NemotronHTarget,
+    head=lambda target: NemotronHMtpHead(target.config),
+    text_prefixes=("backbone.", "model."),
+    renames=(
+        ("embeddings.weight", "embed_tokens.weight"),
+        ("norm_f.weight", "norm.weight"),
+        ("mixer.experts.up_proj", "mixer.up"),
+        ("mixer.experts.down_proj", "mixer.down"),
+    ),
+    head_tensors="mtp.* tensors (mtp.layers.0.eh_proj.weight, ...)",
+    check_head=_one_shared_head,
+)
+
 FAMILIES: dict[str, Family] = {
+    "nemotron_h": NEMOTRON_H,
     "qwen3_5": QWEN3_5,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
