@@ -12,12 +12,14 @@ from tllm_wmtp.models.layers.mamba2 import chunked_ssd
 class CausalStates:
     """Every layer starts from nothing and keeps nothing. Differentiable; serves all layers.
 
-    Attention expects all rows to be queries (m = n), ``[B, T, heads, D]``.
+    Attention expects all rows to be queries (m = n), ``[B, T, heads, D]``; ``scale`` multiplies its
+    scores, ``D ** -0.5`` when None.
     """
 
-    def __init__(self, conv_kernel: int, chunk: int = 64):
+    def __init__(self, conv_kernel: int = 1, chunk: int = 64, scale: float | None = None):
         self.conv_kernel = conv_kernel
         self.chunk = chunk
+        self.scale = scale
 
     def attention(self, layer: int) -> CausalStates:
         return self
@@ -28,7 +30,9 @@ class CausalStates:
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         grouped = q.shape[1] != k.shape[1]
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped
+        )
         return out.transpose(1, 2)
 
     def convolution_window(self, mixed: torch.Tensor) -> torch.Tensor:

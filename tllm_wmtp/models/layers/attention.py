@@ -64,8 +64,7 @@ class GatedAttention(nn.Module):
         table = rope.table(positions, x.dtype)
         k, v = self.keys_values(x, table)
         if rows is not None:
-            x = x.index_select(-2, rows)
-            table = (table[0].index_select(-3, rows), table[1].index_select(-3, rows))
+            x, table = x.index_select(-2, rows), Rope.select(table, rows)
         q, gate = self.q_proj(x).unflatten(-1, (self.num_heads, 2 * self.head_dim)).chunk(2, dim=-1)
         q = Rope.rotate(self.q_norm(q), table)
         out = attend(q, k, v) * torch.sigmoid(gate)

@@ -17,7 +17,8 @@ class RopeConfig:
     """Rotary embedding of the first ``rotary_dim`` of a head's dimensions.
 
     ``scaling_factor`` 1.0 means none; otherwise YaRN (arXiv 2309.00071) on
-    ``original_max_positions``.
+    ``original_max_positions``. ``score_mscale`` is DeepSeek's share of the attention temperature
+    that multiplies the scores instead of cos and sin (``mscale_all_dim``), 0 for none.
     """
 
     theta: float
@@ -27,15 +28,21 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    score_mscale: float = 0.0
 
     @classmethod
-    def from_hf(cls, text: Fields, head_dim: int) -> RopeConfig:
-        """Reads ``rope_parameters`` (current) or ``rope_theta`` and ``rope_scaling`` (older)."""
+    def from_hf(cls, text: Fields, head_dim: int, default_share: float = 0.25) -> RopeConfig:
+        """Reads ``rope_parameters`` (current) or ``rope_theta`` and ``rope_scaling`` (older).
+
+        ``default_share`` is the family's ``partial_rotary_factor`` where the file has none.
+        """
         key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
         rope = Fields(text.get(key, {}), key)
         kind = rope.get("rope_type", rope.get("type", "default"))
         theta = rope.number("rope_theta", text.number("rope_theta", 10000.0))
-        share = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", 0.25))
+        share = rope.number(
+            "partial_rotary_factor", text.number("partial_rotary_factor", default_share)
+        )
         rotary_dim = int(head_dim * share)
         if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
             raise CheckpointError(
@@ -52,15 +59,23 @@ class RopeConfig:
                 "only 'default' and 'yarn' rotary embeddings are supported",
                 "use a checkpoint with one of these",
             )
-        attention_factor = rope.get("attention_factor")
+        factor = rope.number("factor")
+        score_mscale = rope.number("mscale_all_dim") if rope.get("mscale_all_dim") else 0.0
+        attention_factor = None
+        if rope.get("attention_factor") is not None:
+            attention_factor = rope.number("attention_factor")
+        elif rope.get("mscale") and score_mscale:
+            attention_factor = _temperature(factor, rope.number("mscale"))
+            attention_factor /= _temperature(factor, score_mscale)
         return cls(
             theta,
             rotary_dim,
-            rope.number("factor"),
+            factor,
             rope.whole("original_max_position_embeddings", text.whole("max_position_embeddings")),
             rope.number("beta_fast", 32.0),
             rope.number("beta_slow", 1.0),
-            None if attention_factor is None else rope.number("attention_factor"),
+            attention_factor,
+            score_mscale,
         )
 
     def inverse_frequencies(self) -> torch.Tensor:
@@ -88,7 +103,18 @@ class RopeConfig:
             return 1.0
         if self.attention_factor is not None:
             return float(self.attention_factor)
-        return 0.1 * math.log(self.scaling_factor) + 1.0
+        return _temperature(self.scaling_factor)
+
+    def score_factor(self) -> float:
+        """Factor on the attention scores."""
+        if self.scaling_factor == 1.0 or not self.score_mscale:
+            return 1.0
+        return _temperature(self.scaling_factor, self.score_mscale) ** 2
+
+
+def _temperature(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's ``0.1 mscale ln(factor) + 1``, 1 where nothing is extended."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 class Rope(nn.Module):
@@ -115,3 +141,11 @@ class Rope(nn.Module):
         half = cos.shape[-1]
         first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    @staticmethod
+    def select(
+        table: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The table of some ``rows``, indices into the last axis of the positions."""
+        cos, sin = table
+        return cos.index_select(-3, rows), sin.index_select(-3, rows)
