@@ -110,6 +110,33 @@ def test_full_attention_refuses(name: str, value: torch.Tensor, message: str | N
         ops.full_attention(**arguments)
 
 
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("mask", "starts", "message"),
+    [
+        (ones(3, 1), None, "ancestor_mask without tree_starts: .*pass both for trees"),
+        (None, int64(4, 1), "tree_starts without ancestor_mask: .*neither for chains"),
+        (ones(2, 1), int64(4, 1), "ancestor_mask is .*int32 CPU tensor of shape .3, 1"),
+        (ones(3), int64(4, 1), "ancestor_mask is .*queries, words"),
+        (ones(3, 0), int64(4, 1), "ancestor_mask is .*queries, words"),
+        (ones(3, 1).long(), int64(4, 1), "ancestor_mask is torch.int64.*int32"),
+        (ones(3, 1), int32(4, 1), "tree_starts is torch.int32.*int64"),
+        (ones(3, 1), int64(4), "tree_starts is .*of shape .2,"),
+        (ones(3, 1), int64(4, -1), "tree_starts.1. is -1: must be >= 0"),
+        (0 * ones(3, 1), int64(4, 1), "ancestor_mask row 0 is empty: .*set its bit"),
+        (32 * ones(3, 1), int64(4, 1), "request 0 reaches position 9 but its block table has 2"),
+    ],
+)
+def test_full_attention_refuses_trees(
+    mask: torch.Tensor | None, starts: torch.Tensor | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ops.full_attention(**page_arguments(), ancestor_mask=mask, tree_starts=starts)
+
+
 def test_odd_head_dim_is_refused() -> None:
     k = torch.zeros(1, 4, 1, 12)
     with pytest.raises(ValueError, match="head_dim 12: must be a positive multiple of 8"):

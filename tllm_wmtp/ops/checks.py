@@ -53,6 +53,17 @@ def check_dense(
         )
 
 
+def check_tree_rows(mask: torch.Tensor | None, starts: torch.Tensor | None) -> None:
+    """The mask of a verify's tree rows comes with the positions that its bits count from."""
+    if (mask is None) != (starts is None):
+        given = "tree_starts" if mask is None else "ancestor_mask"
+        missing = "ancestor_mask" if mask is None else "tree_starts"
+        raise ValueError(
+            f"{given} without {missing}: a mask's bits count from each request's tree start; "
+            "pass both for trees, neither for chains"
+        )
+
+
 def check_pair(names: str, first: torch.Tensor, second: torch.Tensor) -> None:
     """K and V agree in dtype, shape and layout."""
     if (

@@ -92,6 +92,7 @@ class PagedShape(ctypes.Structure):
         ("n_pages", _int64),
         ("page_size", _int64),
         ("max_pages", _int64),
+        ("mask_words", _int32),
     ]
 
 
@@ -107,6 +108,8 @@ class PagedBuffers(ctypes.Structure):
         ("start_positions", _address),
         ("query_offsets", _address),
         ("query_positions", _address),
+        ("ancestor_mask", _address),
+        ("tree_starts", _address),
         ("out", _address),
         ("workspace", _address),
         ("softmax_scale", _float),
@@ -273,10 +276,7 @@ class CudaOps:
         shape.attention.n_query_heads = q.shape[1]
         shape.n_queries, shape.window = q.shape[0], window
         if ancestor_mask is not None:
-            words = ancestor_mask.shape[-1]
-            self._like("ancestor_mask", ancestor_mask, torch.int32, (q.shape[0], words))
-            shape.mask_words = words
-            buffers.ancestor_mask = ancestor_mask.data_ptr()
+            shape.mask_words, buffers.ancestor_mask = self._mask(ancestor_mask, q.shape[0])
         result = torch.empty_like(q) if out is None else out
         self._like("out", result, q.dtype, q.shape)
         buffers.q, buffers.out = q.data_ptr(), result.data_ptr()
@@ -330,6 +330,8 @@ class CudaOps:
         query_offsets: torch.Tensor,
         query_positions: torch.Tensor,
         scale: float,
+        ancestor_mask: torch.Tensor | None = None,
+        tree_starts: torch.Tensor | None = None,
         *,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
@@ -346,6 +348,16 @@ class CudaOps:
         shape.attention.n_query_heads = n_heads
         shape.attention.row_dtype = DTYPE_CODES[q.dtype]
         shape.n_queries = n_queries
+        if (ancestor_mask is None) != (tree_starts is None):
+            given = "tree_starts" if ancestor_mask is None else "ancestor_mask"
+            raise ValueError(
+                f"only {given}: a mask's bits count from each request's tree start; "
+                "pass both for trees, neither for chains"
+            )
+        if ancestor_mask is not None and tree_starts is not None:
+            self._like("tree_starts", tree_starts, torch.int64, (shape.n_requests,))
+            shape.mask_words, buffers.ancestor_mask = self._mask(ancestor_mask, n_queries)
+            buffers.tree_starts = tree_starts.data_ptr()
         result = torch.empty_like(q) if out is None else out
         self._like("out", result, q.dtype, q.shape)
         buffers.q, buffers.out = q.data_ptr(), result.data_ptr()
@@ -428,6 +440,14 @@ class CudaOps:
                 name, tensor, f"a contiguous {dtype} tensor {tuple(shape)} on {self.device_type}"
             )
 
+    def _mask(self, ancestor_mask: torch.Tensor, n_queries: int) -> tuple[int, int]:
+        """Words per row and address of an ancestor mask."""
+        words = ancestor_mask.shape[-1] if ancestor_mask.dim() == 2 else 0
+        if words == 0:
+            self._refuse("ancestor_mask", ancestor_mask, "[queries, ceil(rows / 32)] int32")
+        self._like("ancestor_mask", ancestor_mask, torch.int32, (n_queries, words))
+        return words, ancestor_mask.data_ptr()
+
     def _rows(
         self,
         k: torch.Tensor,
@@ -500,7 +520,7 @@ class CudaOps:
         self._like("block_table", block_table, torch.int32, block_table.shape)
         n_pages, page_size, n_kv_heads, head_dim = k_pages.shape
         attention = AttentionShape(0, n_kv_heads, head_dim, 0, DTYPE_CODES[k_pages.dtype])
-        shape = PagedShape(attention, 0, 0, 0, n_pages, page_size, block_table.shape[1])
+        shape = PagedShape(attention, 0, 0, 0, n_pages, page_size, block_table.shape[1], 0)
         buffers = PagedBuffers(
             k_pages=k_pages.data_ptr(),
             v_pages=v_pages.data_ptr(),

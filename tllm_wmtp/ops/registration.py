@@ -15,7 +15,14 @@ import torch
 
 # torch first: it brings the OpenMP runtime that the native library then shares.
 from tllm_wmtp import _core
-from tllm_wmtp.ops.checks import check_dense, check_pair, check_shape, fail, value_code
+from tllm_wmtp.ops.checks import (
+    check_dense,
+    check_pair,
+    check_shape,
+    check_tree_rows,
+    fail,
+    value_code,
+)
 
 SCHEMAS = {
     "ring_append": (
@@ -33,7 +40,8 @@ SCHEMAS = {
     ),
     "full_attention": (
         "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor query_offsets, "
-        "Tensor query_positions, float scale) -> Tensor"
+        "Tensor query_positions, float scale, Tensor? ancestor_mask=None, "
+        "Tensor? tree_starts=None) -> Tensor"
     ),
     "gated_delta_rows": (
         "(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor state, Tensor slots) "
@@ -68,6 +76,15 @@ def _check_rows(
     check_dense("start_positions", start_positions, torch.int64, (n_requests,))
     check_dense("row_offsets", row_offsets, torch.int32, (n_requests + 1,))
     return row_code, cache_code, n_requests
+
+
+def _mask(ancestor_mask: torch.Tensor, n_queries: int) -> tuple[int, int]:
+    """Address and words per row of an ancestor mask."""
+    words = ancestor_mask.shape[-1] if ancestor_mask.dim() == 2 else 0
+    if words == 0:
+        fail("ancestor_mask", ancestor_mask, "[queries, words] int32", "pass ceil(rows / 32) words")
+    check_dense("ancestor_mask", ancestor_mask, torch.int32, (n_queries, words))
+    return ancestor_mask.data_ptr(), words
 
 
 def _ring_append(
@@ -133,9 +150,7 @@ def _windowed_draft_attention(
         check_shape("q", q, (n_queries, n_query_heads, head_dim))
     mask_address = mask_words = 0
     if ancestor_mask is not None:
-        mask_words = ancestor_mask.shape[-1]
-        check_dense("ancestor_mask", ancestor_mask, torch.int32, (n_queries, mask_words))
-        mask_address = ancestor_mask.data_ptr()
+        mask_address, mask_words = _mask(ancestor_mask, n_queries)
     out = torch.empty_like(q)
     _core.windowed_draft_attention(
         q.data_ptr(),
@@ -213,6 +228,8 @@ def _full_attention(
     query_offsets: torch.Tensor,
     query_positions: torch.Tensor,
     scale: float,
+    ancestor_mask: torch.Tensor | None = None,
+    tree_starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     q_code = value_code("q", q, 3)
     page_code = value_code("k_pages", k_pages, 4)
@@ -227,6 +244,12 @@ def _full_attention(
     check_dense("block_table", block_table, torch.int32, (n_requests, max_pages))
     check_dense("query_offsets", query_offsets, torch.int32, (n_requests + 1,))
     check_dense("query_positions", query_positions, torch.int64, (n_queries,))
+    check_tree_rows(ancestor_mask, tree_starts)
+    mask_address = mask_words = starts_address = 0
+    if ancestor_mask is not None and tree_starts is not None:
+        mask_address, mask_words = _mask(ancestor_mask, n_queries)
+        check_dense("tree_starts", tree_starts, torch.int64, (n_requests,))
+        starts_address = tree_starts.data_ptr()
     out = torch.empty_like(q)
     _core.full_attention(
         q.data_ptr(),
@@ -246,6 +269,9 @@ def _full_attention(
         block_table.data_ptr(),
         max_pages,
         scale,
+        mask_address,
+        mask_words,
+        starts_address,
         out.data_ptr(),
         torch.get_num_threads(),
     )

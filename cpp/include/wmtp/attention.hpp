@@ -93,8 +93,16 @@ void windowed_draft_attention(ConstTensor q, AppendRows const& append, RaggedRow
 
 void paged_append(AppendRows const& append, HeadShape heads, PagedCache const& pages, int n_threads);
 
-//! Row i sees positions 0..query_positions[i] of its request.
+//! The rows of a verify that form trees: bits count from position starts[b] of request b.
+struct TreeRows
+{
+    AncestorMask mask;
+    int64_t const* starts; //!< [n_requests]; null for chains
+};
+
+//! A chain row i sees positions 0..query_positions[i] of its request. A tree row sees every position before its tree's
+//! start and of those from there on its ancestors; query_positions is not looked at.
 void full_attention(ConstTensor q, RaggedRows queries, int64_t const* query_positions, HeadShape heads,
-    PagedCache const& pages, float scale, MutableTensor out, int n_threads);
+    PagedCache const& pages, float scale, TreeRows tree, MutableTensor out, int n_threads);
 
 } // namespace wmtp

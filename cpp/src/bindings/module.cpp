@@ -152,12 +152,13 @@ void bind_attention(nb::module_& m)
         [](Address q, int q_dtype, Address query_offsets, int32_t n_requests, int64_t n_queries,
             Address query_positions, int32_t n_query_heads, int32_t n_kv_heads, int32_t head_dim, Address k_pages,
             Address v_pages, int page_dtype, int64_t n_pages, int64_t page_size, Address block_table, int64_t max_pages,
-            float scale, Address out, int n_threads)
+            float scale, Address mask, int32_t mask_words, Address tree_starts, Address out, int n_threads)
         {
             wmtp::full_attention({at<void const>(q), dtype(q_dtype)},
                 {at<int32_t const>(query_offsets), n_requests, n_queries}, at<int64_t const>(query_positions),
                 {n_query_heads, n_kv_heads, head_dim},
                 paged_cache(k_pages, v_pages, page_dtype, n_pages, page_size, block_table, max_pages), scale,
+                {{at<uint32_t const>(mask), mask_words}, at<int64_t const>(tree_starts)},
                 {at<void>(out), dtype(q_dtype)}, n_threads);
         },
         Release());

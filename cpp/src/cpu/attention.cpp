@@ -538,14 +538,28 @@ size_t token_bytes(HeadShape heads, DType dtype)
 
 constexpr float kLog2E = 1.44269504088896340736F;
 
-int32_t count_ancestors(uint32_t const* words, int64_t n)
+void require_ancestors(int64_t count, int64_t query_row)
 {
-    int32_t count = 0;
-    for (int64_t i = 0; i < n; ++i)
+    require(count >= 1, "ancestor_mask row ", query_row, " is empty: a tree row is its own ancestor; set its bit");
+}
+
+//! Rules of the rows of one request whose tree starts at position `start` of its pages.
+void set_tree_rules(Request const& request, AncestorMask mask, int64_t start, RowRule* rows)
+{
+    int64_t n_appended = 0;
+    for (int64_t i = 0; i < request.n_rows; ++i)
     {
-        count += static_cast<int32_t>(words[i / 32] >> (i % 32) & 1U);
+        int64_t const at = request.first_row + i;
+        uint32_t const* const words = mask.words + at * mask.words_per_row;
+        int64_t const end = ancestors_end(words, mask.words_per_row);
+        require_ancestors(end, at);
+        rows[at] = RowRule{start + end - 1, PositionRange{0, 0}, words};
+        n_appended = end > n_appended ? end : n_appended;
     }
-    return count;
+    for (int64_t i = 0; i < request.n_rows; ++i)
+    {
+        rows[request.first_row + i].appended = PositionRange{start, start + n_appended};
+    }
 }
 
 void check_draft(AppendRows const& append, RaggedRows queries, RingCache const& ring, int64_t window, AncestorMask mask)
@@ -609,8 +623,7 @@ void windowed_draft_attention(ConstTensor q, AppendRows const& append, RaggedRow
                 row.ancestors = mask.words + (request.first_row + i) * mask.words_per_row;
                 row.appended = PositionRange{start, start + n_appended};
                 int32_t const depth = count_ancestors(row.ancestors, n_appended);
-                require(depth >= 1, "ancestor_mask row ", request.first_row + i,
-                    " is empty: a tree row is its own ancestor; set its bit");
+                require_ancestors(depth, request.first_row + i);
                 row.query = start + depth - 1;
             }
         }
@@ -624,12 +637,20 @@ void windowed_draft_attention(ConstTensor q, AppendRows const& append, RaggedRow
 }
 
 void full_attention(ConstTensor q, RaggedRows queries, int64_t const* query_positions, HeadShape heads,
-    PagedCache const& pages, float scale, MutableTensor out, int n_threads)
+    PagedCache const& pages, float scale, TreeRows tree, MutableTensor out, int n_threads)
 {
     using namespace cpu;
+    bool const is_tree = tree.mask.words != nullptr;
     check_heads(heads);
     check_ragged("query_offsets", queries);
-    check_positions("query_positions", query_positions, queries.n_rows);
+    if (is_tree)
+    {
+        check_positions("tree_starts", tree.starts, queries.n_requests);
+    }
+    else
+    {
+        check_positions("query_positions", query_positions, queries.n_rows);
+    }
     check_scale(scale);
     require(pages.page_size >= 1, "page_size ", pages.page_size, ": must be positive; pass [pages, page_size, Hkv, D]");
 
@@ -645,7 +666,11 @@ void full_attention(ConstTensor q, RaggedRows queries, int64_t const* query_posi
     for (int32_t b = 0; b < queries.n_requests; ++b)
     {
         Request& request = plan.requests[static_cast<size_t>(b)];
-        for (int64_t i = 0; i < request.n_rows; ++i)
+        if (is_tree)
+        {
+            set_tree_rules(request, tree.mask, tree.starts[b], plan.rows.data());
+        }
+        for (int64_t i = 0; i < request.n_rows && !is_tree; ++i)
         {
             int64_t const at = request.first_row + i;
             plan.rows[static_cast<size_t>(at)] = RowRule{query_positions[at], PositionRange{0, 0}, nullptr};

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels.hpp"
+#include "wmtp/ancestors.hpp"
 #include "wmtp/attention.hpp"
 #include "wmtp/ring.hpp"
 
@@ -46,7 +47,7 @@ struct KeySource
 //! Which keys one query row sees.
 struct RowRule
 {
-    int64_t query;             //!< logical position
+    int64_t query;             //!< logical position; of a tree row over pages the last position it sees
     PositionRange appended;    //!< tree rows only: positions whose visibility the ancestor bits decide
     uint32_t const* ancestors; //!< null for a chain row
 };
@@ -84,8 +85,7 @@ inline uint64_t visible_bits(RowRule const& row, VisibilityRule rule, int64_t bl
     int64_t const end = row.appended.end < block + kBlockKeys ? row.appended.end : block + kBlockKeys;
     for (int64_t position = begin; position < end; ++position)
     {
-        int64_t const index = position - row.appended.begin;
-        uint64_t const bit = row.ancestors[index / 32] >> (index % 32) & 1U;
+        uint64_t const bit = is_ancestor(row.ancestors, position - row.appended.begin) ? 1 : 0;
         bits |= bit << (position - block);
     }
     return bits;

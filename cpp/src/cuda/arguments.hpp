@@ -20,9 +20,9 @@ struct AttentionArgs
     float* partial_state; //!< [n_splits, n_queries, n_query_heads, 2]: maximum in units of log2, sum of weights
     int32_t const* query_offsets;
     int32_t const* row_offsets;     //!< ring only
-    int64_t const* start_positions; //!< ring only
+    int64_t const* start_positions; //!< ring, and pages with an ancestor mask
     int32_t const* lanes;           //!< ring only
-    uint32_t const* ancestor_mask;  //!< ring only, or null
+    uint32_t const* ancestor_mask;  //!< null for chains
     int64_t const* query_positions; //!< pages only; null says that this is a ring
     int32_t const* block_table;     //!< pages only
     int64_t n_sink;

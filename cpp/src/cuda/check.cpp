@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "numeric.hpp"
+#include "wmtp/ancestors.hpp"
 #include "wmtp/cuda/launch.hpp"
 
 // Each text names the value, the rule and the remedy. The first rule that is broken speaks.
@@ -98,6 +99,19 @@ void check_cells(Rules& rules, char const* outer, int64_t n, char const* inner, 
     }
 }
 
+void check_mask_words(Rules& rules, int32_t mask_words)
+{
+    rules.require(
+        mask_words >= 0, "mask_words ", mask_words, " < 0: words per row of the ancestor mask; pass 0 for chains");
+}
+
+void check_mask(Rules& rules, int32_t mask_words, uint32_t const* ancestor_mask)
+{
+    rules.require((mask_words > 0) == (ancestor_mask != nullptr), "mask_words ", mask_words,
+        ancestor_mask == nullptr ? " without ancestor_mask" : " with an ancestor_mask",
+        ": pass both for a tree, neither for a chain");
+}
+
 struct Pointer
 {
     char const* name;
@@ -142,15 +156,20 @@ std::string check(WindowedShape const& shape)
         rules.require(shape.window >= 1, "window ", shape.window, ": must be >= 1; a query sees at least its own key");
         rules.require(shape.capacity - shape.n_sink >= shape.window, "ring capacity ", shape.capacity, " < n_sink ",
             shape.n_sink, " + window ", shape.window, ": allocate n_sink + window + spare slots");
-        rules.require(shape.mask_words >= 0, "mask_words ", shape.mask_words,
-            " < 0: words per row of the ancestor mask; pass 0 for chains");
+        check_mask_words(rules, shape.mask_words);
     }
-    if (rules.holds() && shape.n_requests == 1 && shape.n_queries > 1)
+    if (rules.holds() && shape.n_requests == 1 && shape.n_queries > 0)
     {
+        // How the rows of several requests are shared out is known on the device only.
+        bool const tree = shape.mask_words > 0;
+        int32_t const overwriting = tree ? shape.n_rows : shape.n_queries;
         int64_t const spare = shape.capacity - shape.n_sink - shape.window;
-        rules.require(shape.n_queries - 1 <= spare, "n_queries ", shape.n_queries, " but the ring spares ", spare,
+        rules.require(overwriting - 1 <= spare, tree ? "n_rows " : "n_queries ", overwriting, " but the ring spares ",
+            spare,
             " slots: the newest row would overwrite what the first query sees; allow at most spare + 1, or raise the "
             "capacity");
+        rules.require(!tree || static_cast<int64_t>(shape.mask_words) * kAncestorWordBits >= shape.n_rows,
+            "mask_words ", shape.mask_words, " for ", shape.n_rows, " appended rows: pass ceil(rows / 32) words");
     }
     return rules.text();
 }
@@ -169,9 +188,7 @@ std::string check(WindowedShape const& shape, WindowedBuffers const& buffers)
     {
         check_pointers(
             rules, {{"q", buffers.q, 16}, {"out", buffers.out, 16}, {"query_offsets", buffers.query_offsets, 4}});
-        rules.require((shape.mask_words > 0) == (buffers.ancestor_mask != nullptr), "mask_words ", shape.mask_words,
-            buffers.ancestor_mask == nullptr ? " without ancestor_mask" : " with an ancestor_mask",
-            ": pass both for a tree, neither for a chain");
+        check_mask(rules, shape.mask_words, buffers.ancestor_mask);
     }
     check_scales(rules, shape.attention.kv_dtype, buffers.k_scale, buffers.v_scale);
     return rules.text();
@@ -187,6 +204,7 @@ std::string check(PagedShape const& shape)
     {
         check_cells(rules, "max_pages", shape.max_pages, "page_size", shape.page_size);
     }
+    check_mask_words(rules, shape.mask_words);
     return rules.text();
 }
 
@@ -204,6 +222,11 @@ std::string check(PagedShape const& shape, PagedBuffers const& buffers)
         check_pointers(rules,
             {{"q", buffers.q, 16}, {"out", buffers.out, 16}, {"query_offsets", buffers.query_offsets, 4},
                 {"query_positions", buffers.query_positions, 8}});
+        check_mask(rules, shape.mask_words, buffers.ancestor_mask);
+    }
+    if (shape.n_requests > 0 && shape.n_queries > 0 && shape.mask_words > 0)
+    {
+        check_pointers(rules, {{"tree_starts", buffers.tree_starts, 8}});
     }
     if (shape.n_requests > 0 && (shape.n_rows > 0 || shape.n_queries > 0))
     {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "wmtp/ancestors.hpp"
 #include "wmtp/platform.hpp"
 #include "wmtp/ring.hpp"
 
@@ -61,27 +62,15 @@ WMTP_HD bool sees(VisibilityRule rule, int64_t query, uint32_t const* ancestors,
 {
     if (ancestors != nullptr && position >= rule.appended_begin)
     {
-        int64_t const index = position - rule.appended_begin;
-        return (ancestors[index / 32] >> (index % 32) & 1U) != 0;
+        return is_ancestor(ancestors, position - rule.appended_begin);
     }
     return position <= query && (position < rule.n_sink || position > query - rule.window);
-}
-
-//! Logical position of a tree row: its distance from the root.
-WMTP_HD int64_t tree_position(uint32_t const* ancestors, int64_t start, int32_t n_appended)
-{
-    int64_t depth = 0;
-    for (int32_t i = 0; i < n_appended; ++i)
-    {
-        depth += ancestors[i / 32] >> (i % 32) & 1U;
-    }
-    return start + depth - 1;
 }
 
 //! Positions that the rows of a tile see between them.
 struct TileQueries
 {
-    int64_t first; //!< smallest logical position of a row
+    int64_t first; //!< smallest position of a row, see query_position
     int64_t last;  //!< largest
     int64_t end;   //!< no row sees a position from here on
     bool has_mask;

@@ -220,6 +220,9 @@ cudaError_t run_full_attention(
     args.out = buffers.out;
     args.query_offsets = buffers.query_offsets;
     args.query_positions = buffers.query_positions;
+    args.start_positions = buffers.tree_starts;
+    args.ancestor_mask = shape.mask_words > 0 ? buffers.ancestor_mask : nullptr;
+    args.mask_words = shape.mask_words;
     args.block_table = buffers.block_table;
     args.max_pages = static_cast<int32_t>(shape.max_pages);
     args.page_size = static_cast<int32_t>(shape.page_size);

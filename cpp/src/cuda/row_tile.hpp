@@ -13,8 +13,8 @@ constexpr int32_t kAttendThreads = 128; //!< of every kernel that opens row tile
 //! What the device arrays say about one request.
 struct RequestFacts
 {
-    int64_t start; //!< ring only, like the next two
-    int32_t n_appended;
+    int64_t start;      //!< ring, and pages with an ancestor mask
+    int32_t n_appended; //!< ring only, like the next
     int32_t lane;
     int32_t first_query;
     int32_t n_queries;
@@ -87,23 +87,28 @@ WMTP_DEVICE RequestFacts read_facts(AttentionArgs const& args, int32_t request)
         facts.n_appended = args.row_offsets[request + 1] - args.row_offsets[request];
         facts.lane = args.lanes[request];
     }
+    else if (args.ancestor_mask != nullptr)
+    {
+        facts.start = args.start_positions[request];
+    }
     return facts;
 }
 
-//! Position of query `query` of the request, counted from its first.
+//! Position of query `query` of the request, counted from its first. Of a tree row it is the logical one in a ring,
+//! where the window hangs on it, and the last that it sees in pages, where nothing else ends its keys.
 WMTP_DEVICE int64_t query_position(AttentionArgs const& args, RequestFacts const& facts, int32_t query)
 {
-    if (args.query_positions != nullptr)
-    {
-        return args.query_positions[facts.first_query + query];
-    }
+    int64_t const row = facts.first_query + query;
+    bool const is_ring = args.query_positions == nullptr;
     if (args.ancestor_mask == nullptr)
     {
-        return facts.start + facts.n_appended - facts.n_queries + query;
+        return is_ring ? facts.start + facts.n_appended - facts.n_queries + query : args.query_positions[row];
     }
-    int32_t const n_bits = facts.n_appended < args.mask_words * 32 ? facts.n_appended : args.mask_words * 32;
-    int64_t const row = facts.first_query + query;
-    return tree_position(args.ancestor_mask + row * args.mask_words, facts.start, n_bits);
+    uint32_t const* const ancestors = args.ancestor_mask + row * args.mask_words;
+    int32_t const n_bits = args.mask_words * kAncestorWordBits;
+    return facts.start - 1
+        + (is_ring ? count_ancestors(ancestors, facts.n_appended < n_bits ? facts.n_appended : n_bits)
+                   : ancestors_end(ancestors, args.mask_words));
 }
 
 //! Finds the request that owns this block's row tile, every thread looking at other requests.
@@ -168,9 +173,9 @@ WMTP_DEVICE RowTile open_row_tile(AttentionArgs const& args, RowTileShared& shar
         queries.first = smaller(queries.first, shared.position[row]);
         queries.last = larger(queries.last, shared.position[row]);
     }
-    queries.end = queries.has_mask ? facts.start + facts.n_appended : queries.last + 1;
-    tile.rule = VisibilityRule{args.n_sink, args.window, facts.start};
     bool const is_ring = args.query_positions == nullptr;
+    queries.end = queries.has_mask && is_ring ? facts.start + facts.n_appended : queries.last + 1;
+    tile.rule = VisibilityRule{args.n_sink, args.window, facts.start};
     auto const first_cell = static_cast<int32_t>(facts.lane * args.capacity);
     tile.keys = list_keys(tile.rule, queries, is_ring, args.capacity, first_cell);
     return tile;

@@ -107,7 +107,8 @@ struct PagedShape
     int32_t n_queries; //!< 0 where only the append runs
     int64_t n_pages;
     int64_t page_size;
-    int64_t max_pages; //!< per request
+    int64_t max_pages;  //!< per request
+    int32_t mask_words; //!< words per query row of the ancestor mask; 0 for chains
 };
 
 struct PagedBuffers
@@ -121,7 +122,9 @@ struct PagedBuffers
     int32_t const* row_offsets;     //!< append only: [n_requests + 1]
     int64_t const* start_positions; //!< append only: [n_requests]
     int32_t const* query_offsets;   //!< attention only: [n_requests + 1]
-    int64_t const* query_positions; //!< attention only: [n_queries]; a row sees positions 0 .. its own
+    int64_t const* query_positions; //!< attention only: [n_queries]; a chain row sees positions 0 .. its own
+    uint32_t const* ancestor_mask;  //!< attention only: [n_queries, mask_words], null for chains
+    int64_t const* tree_starts;     //!< with a mask: [n_requests]; positions from there on are decided by it
     void* out;
     void* workspace;
     float softmax_scale;
