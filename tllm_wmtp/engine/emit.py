@@ -12,11 +12,11 @@ from functools import singledispatchmethod
 import torch
 from torch import nn
 
+from tllm_wmtp.checkpoint.quantization import NvFp4Weight
 from tllm_wmtp.engine import nvfp4, ops
 from tllm_wmtp.engine.attention import PLUGIN
 from tllm_wmtp.engine.graph import Graph, Value
-from tllm_wmtp.engine.nvfp4 import Quantized
-from tllm_wmtp.engine.weights import StackedNvFp4, Weights
+from tllm_wmtp.engine.weights import Weights
 from tllm_wmtp.models.layers.moe import GatedMLP, RoutedExperts, SparseMoe
 from tllm_wmtp.models.layers.norm import RMSNorm
 
@@ -50,7 +50,7 @@ class Emitter:
         if found is None:
             return ops.linear(self.g, x, self.weights.tensor(f"{path}.weight"), bias, path)
         if not self.quantized:
-            return ops.linear(self.g, x, nvfp4.dequantize(found), bias, path)
+            return ops.linear(self.g, x, found.dequantize(), bias, path)
         self.quantized_weights.append(path)
         linear = nvfp4.nvfp4_linear if self.lowering == PLUGIN else nvfp4.nvfp4_linear_standard
         out = linear(self.g, x, found, path)
@@ -120,15 +120,13 @@ class Emitter:
         if isinstance(found, torch.Tensor):
             return self.g.op("Gather", self.g.weight(found, hint), chosen, axis=0)
         if not self.quantized:
-            return self.g.op(
-                "Gather", self.g.weight(nvfp4.dequantize(found), hint), chosen, axis=0
-            )
+            return self.g.op("Gather", self.g.weight(found.dequantize(), hint), chosen, axis=0)
         self.quantized_weights.append(hint)
         return nvfp4.gathered_experts(self.g, found, chosen, hint)
 
     def _expert_stack(
         self, module: RoutedExperts, path: str, leaf: str, parts: tuple[str, ...]
-    ) -> torch.Tensor | Quantized:
+    ) -> torch.Tensor | NvFp4Weight:
         fused = f"{path}.{leaf}"
         if fused in self.weights:
             return self.weights.quantized(fused) or self.weights.tensor(fused)
@@ -142,7 +140,7 @@ class Emitter:
             )
         return self._quantized_stack(names)
 
-    def _quantized_stack(self, names: list[list[str]]) -> StackedNvFp4:
+    def _quantized_stack(self, names: list[list[str]]) -> NvFp4Weight:
         """Experts kept apart: the parts of one share a global scale, which exporters see to."""
         packed, scales, wholes = [], [], []
         for row in names:
@@ -151,10 +149,12 @@ class Emitter:
             packed.append(torch.cat([one.packed for one in found]))
             scales.append(torch.cat([_rescaled(one, whole) for one in found]))
             wholes.append(whole)
-        return StackedNvFp4(torch.stack(packed), torch.stack(scales), torch.stack(wholes))
+        return NvFp4Weight(
+            torch.stack(packed), torch.stack(scales), torch.stack(wholes).reshape(-1, 1, 1)
+        )
 
 
-def _rescaled(weight: Quantized, whole: torch.Tensor) -> torch.Tensor:
+def _rescaled(weight: NvFp4Weight, whole: torch.Tensor) -> torch.Tensor:
     """Block scales under another global scale: as they are where it is the weight's own."""
     own = weight.global_scale.float().reshape(())
     return weight.block_scale.float() * (own / whole)

@@ -7,52 +7,20 @@ lowerings again: TensorRT's own operators, or standard ops that compute the same
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
+from tllm_wmtp.checkpoint.quantization.weights import BLOCK, E2M1_MAX, E4M3_MAX, NvFp4Weight
 from tllm_wmtp.engine.graph import ELEMENT_TYPES, Graph, Value
-
-BLOCK = 16
-#: Magnitudes of the eight codes; the ninth bit pattern upward is the same, negative.
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-LARGEST, LARGEST_SCALE = 6.0, 448.0
-
-
-class Quantized(Protocol):
-    """An NVFP4 weight: ``packed`` uint8 ``[..., out, in / 2]`` (even value in the low half),
-    ``block_scale`` fp8 ``[..., out, in / 16]``, float32 ``global_scale`` and ``input_scale``."""
-
-    @property
-    def packed(self) -> torch.Tensor: ...
-
-    @property
-    def block_scale(self) -> torch.Tensor: ...
-
-    @property
-    def global_scale(self) -> torch.Tensor: ...
-
-    @property
-    def input_scale(self) -> torch.Tensor | None: ...
 
 
 def byte_table() -> torch.Tensor:
     """The two values of every byte, float32 ``[256, 2]``, the low half's first."""
-    codes = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)])
-    byte = torch.arange(256)
-    return torch.stack((codes[byte % 16], codes[byte // 16]), dim=1)
+    every = torch.arange(256, dtype=torch.uint8).view(-1, BLOCK // 2)
+    ones = torch.ones(every.shape[0], 1, dtype=torch.float8_e4m3fn)
+    return NvFp4Weight(every, ones, torch.tensor(1.0)).dequantize().view(256, 2)
 
 
-def dequantize(weight: Quantized) -> torch.Tensor:
-    """The float32 values ``[..., out, in]``."""
-    values = byte_table()[weight.packed.long()].flatten(-2)
-    blocks = values.unflatten(-1, (-1, BLOCK)) * weight.block_scale.float().unsqueeze(-1)
-    global_scale = weight.global_scale.float()
-    # One number, or one for each expert of a stack.
-    return blocks.flatten(-2) * global_scale.reshape(global_scale.shape + (1,) * 2)
-
-
-def nvfp4_linear(g: Graph, x: Value, weight: Quantized, hint: str) -> Value:
+def nvfp4_linear(g: Graph, x: Value, weight: NvFp4Weight, hint: str) -> Value:
     """``x [n, in]`` times the weight ``[out, in]`` transposed, in TensorRT's operators."""
     if weight.input_scale is not None:
         x = _quantized_rows(g, x, float(weight.input_scale), hint)
@@ -81,11 +49,11 @@ def _quantized_rows(g: Graph, x: Value, input_scale: float, hint: str) -> Value:
     return g.op("DequantizeLinear", values, wide, dtype=g.dtype, axis=-1, block_size=BLOCK)
 
 
-def nvfp4_linear_standard(g: Graph, x: Value, weight: Quantized, hint: str) -> Value:
+def nvfp4_linear_standard(g: Graph, x: Value, weight: NvFp4Weight, hint: str) -> Value:
     """The same numbers with weights dequantized ahead and activations rounded in the graph."""
     if weight.input_scale is not None:
         x = rounded_rows(g, x, float(weight.input_scale))
-    return g.op("MatMul", x, g.weight(dequantize(weight).t(), hint))
+    return g.op("MatMul", x, g.weight(weight.dequantize().t(), hint))
 
 
 def rounded_rows(g: Graph, x: Value, input_scale: float) -> Value:
@@ -99,15 +67,15 @@ def rounded_rows(g: Graph, x: Value, input_scale: float) -> Value:
     shape = g.op("Shape", x, dtype="int64")
     blocks = g.op("Reshape", g.cast(x, "float32"), g.ints(0, -1, BLOCK))
     largest = wide("ReduceMax", wide("Abs", blocks), g.ints(-1), keepdims=1)
-    scale = wide("Div", largest, number(LARGEST * input_scale, "float32"))
-    scale = wide("Min", scale, number(LARGEST_SCALE, "float32"))
+    scale = wide("Div", largest, number(E2M1_MAX * input_scale, "float32"))
+    scale = wide("Min", scale, number(E4M3_MAX, "float32"))
     (small,) = g.ops("Cast", [scale], ["fp8"], to=ELEMENT_TYPES["fp8"])
     (scale,) = g.ops("Cast", [small], ["float32"], to=ELEMENT_TYPES["float32"])
     scale = wide("Mul", scale, number(input_scale, "float32"))
     (empty,) = g.ops("Equal", [scale, number(0.0, "float32")], ["bool"])
     (divisor,) = g.ops("Where", [empty, number(1.0, "float32"), scale], ["float32"])
     ratio = wide("Div", blocks, divisor)
-    size = wide("Min", wide("Abs", ratio), number(LARGEST, "float32"))
+    size = wide("Min", wide("Abs", ratio), number(E2M1_MAX, "float32"))
     (below_two,) = g.ops("Less", [size, number(2.0, "float32")], ["bool"])
     (below_four,) = g.ops("Less", [size, number(4.0, "float32")], ["bool"])
     inner = [below_four, number(1.0, "float32"), number(2.0, "float32")]
@@ -118,7 +86,7 @@ def rounded_rows(g: Graph, x: Value, input_scale: float) -> Value:
     return g.cast(g.op("Reshape", back, shape), x.dtype)
 
 
-def gathered_experts(g: Graph, weight: Quantized, experts: Value, hint: str) -> Value:
+def gathered_experts(g: Graph, weight: NvFp4Weight, experts: Value, hint: str) -> Value:
     """Dequantized weights ``[k, out, in]`` of ``experts [k]`` (int64) of a stack ``[E, out, in]``.
 
     TensorRT gathers neither FP4 nor fp8 tensors, so eight FP4 values travel as one int32 and block
@@ -138,7 +106,7 @@ def gathered_experts(g: Graph, weight: Quantized, experts: Value, hint: str) -> 
     scales = g.weight(weight.block_scale.float().unsqueeze(-1), f"{hint}.block_scale")
     scaled = g.op("Mul", blocks, g.op("Gather", scales, experts, axis=0))
     whole = g.weight(
-        weight.global_scale.float().expand(count).reshape(count, 1, 1), f"{hint}.global_scale"
+        weight.global_scale.float().expand(count, 1, 1), f"{hint}.global_scale"
     )
     rows = g.op("Reshape", scaled, g.ints(0, out, size))
     return g.op("Mul", rows, g.op("Gather", whole, experts, axis=0))

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tllm_wmtp.checkpoint.directory import CheckpointDirectory
 from tllm_wmtp.checkpoint.loader import _sort_names
-from tllm_wmtp.engine.nvfp4 import Quantized
+from tllm_wmtp.checkpoint.quantization import NvFp4Weight
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.registry import family_of
 from tllm_wmtp.models.spec import DraftHead, ModelConfig, Target
-
-
-@dataclass(frozen=True)
-class StackedNvFp4:
-    """NVFP4 weights of all experts, each tensor stacked expert first."""
-
-    packed: torch.Tensor
-    block_scale: torch.Tensor
-    global_scale: torch.Tensor
-    input_scale: torch.Tensor | None = None
 
 
 class Weights:
@@ -47,13 +36,12 @@ class Weights:
             )
         return self.directory.tensor(self.names[name])
 
-    def quantized(self, name: str) -> Quantized | None:
-        """The NVFP4 weight, None where this one is not quantized."""
-        find: Callable[[str], Any] | None = getattr(self.directory, "quantized", None)
-        if find is None or name not in self.names:
+    def quantized(self, name: str) -> NvFp4Weight | None:
+        """The weight in NVFP4, None where it is stored in another way."""
+        if name not in self.names:
             return None
-        found: Quantized | None = find(self.names[name])
-        return found
+        found = self.directory.quantized(self.names[name])
+        return found if isinstance(found, NvFp4Weight) else None
 
     def expert_names(self, path: str, experts: int, parts: Sequence[str]) -> list[list[str]]:
         """Names of each expert's projections ``parts``, where the checkpoint keeps them apart."""
