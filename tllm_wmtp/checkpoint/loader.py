@@ -64,7 +64,7 @@ def load_model(
     target_names, head_names = _sort_names(directory, family, config)
     if with_head and not head_names:
         raise CheckpointError(
-            f"{directory.path} has no {family.head_tensors}",
+            f"{directory.path} has no {family.head_tensors.format(config=config)}",
             "speculation uses the checkpoint's own MTP head",
             "use the checkpoint that ships them, or speculation=None",
         )
@@ -80,7 +80,9 @@ def load_model(
     if config.tie_word_embeddings:
         target.lm_head.weight = target.embed_tokens.weight
     if head is not None:
+        _lend(head, target, head_names)
         _fill(head, head_names, directory, dtype, device)
+        _merge_copies(head, target)
     eos = tuple(dict.fromkeys((*config.eos_token_ids, *directory.eos_token_ids())))
     modules = (target.eval(), head and head.eval())
     return LoadedModel(config, *modules, directory.tokenizer(), eos)
@@ -113,6 +115,25 @@ def _sort_names(
     return target, head
 
 
+def _lend(head: DraftHead, target: Target, names: dict[str, str]) -> None:
+    """Gives the head the target's weights where the checkpoint has none of its own."""
+    for ours, theirs in head.shared.items():
+        if ours not in names:
+            _set_parameter(head, ours, target.get_parameter(theirs))
+
+
+def _merge_copies(head: DraftHead, target: Target) -> None:
+    """Keeps once what the checkpoint holds twice: an embedding and a projection are large."""
+    for ours, theirs in head.shared.items():
+        if torch.equal(head.get_parameter(ours), target.get_parameter(theirs)):
+            _set_parameter(head, ours, target.get_parameter(theirs))
+
+
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(path), leaf, parameter)
+
+
 def _fill(
     module: nn.Module,
     names: dict[str, str],
@@ -133,7 +154,7 @@ def _fill(
             if source is not None:
                 _check_shapes(directory, source, ours, parameter)
                 plan.append((owner, leaf, source))
-            elif not _is_tied(module, ours):
+            elif parameter.is_meta and not _is_tied(module, ours):
                 missing.append(ours)
     if missing:
         raise CheckpointError(
@@ -149,12 +170,13 @@ def _fill(
         )
     for owner, leaf, source in plan:
         shape = getattr(owner, leaf).shape
+        kept = getattr(owner, "weights_dtype", dtype)
         if isinstance(source, str):
             # A copy, not the mapping: aligned, and safe if the file is rewritten later.
-            weight = torch.empty(shape, dtype=dtype, device=device)
+            weight = torch.empty(shape, dtype=kept, device=device)
             weight.copy_(directory.tensor(source))
         else:
-            weight = _fuse(directory, source, shape, dtype, device)
+            weight = _fuse(directory, source, shape, kept, device)
         _check_finite(directory, source, weight)
         setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
 

@@ -6,10 +6,10 @@ MiMo, GLM-4.5 and DeepSeek-V3 differ in their blocks; what surrounds the blocks 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -139,11 +139,16 @@ class NextNHead(DraftHead):
     has them, else the target's.
     """
 
-    shared = MappingProxyType(
+    shared: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "embed_tokens.weight": "embed_tokens.weight",
             "shared_head.head.weight": "lm_head.weight",
         }
+    )
+
+    #: How the checkpoint calls them, for the error that misses them.
+    tensors = (
+        "model.layers.{config.num_hidden_layers}.* tensors (.eh_proj.weight, .enorm.weight, ...)"
     )
 
     def __init__(self, config: DecoderConfig, block: DecoderBlock):

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tllm_wmtp.errors import CheckpointError
+from tllm_wmtp.models.decoder import NextNHead, check_one_head
+from tllm_wmtp.models.deepseek_v3 import DeepseekV3Config, DeepseekV3MtpHead, DeepseekV3Target
+from tllm_wmtp.models.glm4_moe import Glm4MoeConfig, Glm4MoeMtpHead, Glm4MoeTarget
+from tllm_wmtp.models.mimo import MimoConfig, MimoMtpHead, MimoTarget
 from tllm_wmtp.models.nemotron_h import NemotronHConfig, NemotronHMtpHead, NemotronHTarget
 from tllm_wmtp.models.qwen3_5 import Qwen3_5Config, Qwen3_5MtpHead, Qwen3_5Target
 from tllm_wmtp.models.spec import DraftHead, ModelConfig, Target
@@ -52,7 +56,8 @@ class Family:
         ignored_prefixes: weights of other modalities.
         renames: checkpoint spelling to ours, at the end of a name.
         head_name: our name of a weight of the head, None for any other weight.
-        head_tensors: how the head's weights are called, for the error that misses them.
+        head_tensors: how the head's weights are called, for the error that misses them; a format
+            of ``config``.
         check_head: refuses a configuration (and its ``config.json``) whose head is of another make.
     """
 
@@ -66,6 +71,8 @@ class Family:
     head_tensors: str = "mtp.* tensors"
     check_head: Callable[[Any, dict[str, Any]], None] = lambda config, content: None
 
+
+_EXPERTS = (("mlp.experts.gate_up_proj", "mlp.gate_up"), ("mlp.experts.down_proj", "mlp.down"))
 
 QWEN3_5 = Family(
     config=Qwen3_5Config.from_hf,
@@ -89,10 +96,7 @@ QWEN3_5 = Family(
         "talker.",
         "code2wav.",
     ),
-    renames=(
-        ("mlp.experts.gate_up_proj", "mlp.gate_up"),
-        ("mlp.experts.down_proj", "mlp.down"),
-    ),
+    renames=_EXPERTS,
     head_tensors="mtp.* tensors (mtp.fc.weight, mtp.layers.0.*, ...)",
     check_head=_one_layer_on_shared_embedding,
 )
@@ -112,7 +116,42 @@ NEMOTRON_H = Family(
     check_head=_one_shared_head,
 )
 
+MIMO = Family(
+    config=MimoConfig.from_hf,
+    target=MimoTarget,
+    head=lambda target: MimoMtpHead(target.config, target.rope),
+    text_prefixes=("model.",),
+    head_name=MimoMtpHead.name_of,
+    head_tensors="model.mtp_layers.0.* tensors (model.mtp_layers.0.input_proj.weight, ...)",
+    check_head=check_one_head,
+)
+
+GLM4_MOE = Family(
+    config=Glm4MoeConfig.from_hf,
+    target=Glm4MoeTarget,
+    head=lambda target: Glm4MoeMtpHead(target.config, target.rope),
+    text_prefixes=("model.",),
+    renames=_EXPERTS,
+    head_name=NextNHead.name_of,
+    head_tensors=NextNHead.tensors,
+    check_head=check_one_head,
+)
+
+DEEPSEEK_V3 = Family(
+    config=DeepseekV3Config.from_hf,
+    target=DeepseekV3Target,
+    head=lambda target: DeepseekV3MtpHead(target.config, target.rope),
+    text_prefixes=("model.",),
+    renames=_EXPERTS,
+    head_name=NextNHead.name_of,
+    head_tensors=NextNHead.tensors,
+    check_head=check_one_head,
+)
+
 FAMILIES: dict[str, Family] = {
+    "deepseek_v3": DEEPSEEK_V3,
+    "glm4_moe": GLM4_MOE,
+    "mimo": MIMO,
     "nemotron_h": NEMOTRON_H,
     "qwen3_5": QWEN3_5,
     "qwen3_5_text": QWEN3_5,

@@ -7,8 +7,10 @@ The executor knows no family. It reads :class:`CacheSpec` to make pools, and run
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -167,6 +169,9 @@ class DraftHead(nn.Module):
 
     Row p takes the embedding of token p+1 and the hidden state of row p, and predicts token p+2.
     """
+
+    #: Weights that a checkpoint may leave to the target: the head's name to the target's.
+    shared: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @abstractmethod
     def forward(

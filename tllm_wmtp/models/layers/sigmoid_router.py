@@ -68,6 +68,9 @@ class SigmoidRouter(nn.Module):
     ``e_score_correction_bias [E]`` have the names that checkpoints give them.
     """
 
+    #: A bias rounded to 16 bits would choose other experts than the checkpoint was trained with.
+    weights_dtype = torch.float32
+
     def __init__(self, hidden_size: int, config: RouterConfig):
         super().__init__()
         self.config = config
