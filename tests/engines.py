@@ -10,9 +10,10 @@ import torch
 
 from tllm_wmtp.checkpoint.loader import load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
-from tllm_wmtp.executor.draft import NullProposer, Proposer
+from tllm_wmtp.executor.draft import Drafts, NullProposer, Proposer
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Request
+from tllm_wmtp.executor.sampler import StepSampler
 from tllm_wmtp.models.causal import CausalStates
 from tllm_wmtp.sampling import SamplingParams
 
@@ -24,9 +25,9 @@ class ScriptedProposer(NullProposer):
         super().__init__(torch.device("cpu"))
         self.depth, self.script = depth, script
 
-    def propose(self, requests: Sequence[Request]) -> torch.Tensor:
-        drafts = [list(self.script(request, self.depth - 1)) for request in requests]
-        return torch.tensor(drafts, dtype=torch.int64)
+    def propose(self, requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
+        drafts = [list(self.script(request, draft_len)) for request in requests]
+        return Drafts(torch.tensor(drafts, dtype=torch.int64))
 
 
 def engine(
@@ -60,9 +61,9 @@ def record_proposals(engine: Engine) -> dict[int, list[list[int]]]:
     made: dict[int, list[list[int]]] = {}
     propose = engine.proposer.propose
 
-    def recording(requests: Sequence[Request]) -> torch.Tensor:
-        drafts = propose(requests)
-        for request, row in zip(requests, drafts.tolist(), strict=True):
+    def recording(requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
+        drafts = propose(requests, draft_len, sampler)
+        for request, row in zip(requests, drafts.tokens.tolist(), strict=True):
             made.setdefault(request.request_id, []).append(row)
         return drafts
 

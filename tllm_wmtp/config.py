@@ -33,6 +33,10 @@ class MtpConfig:
         window: most recent tokens that the draft sees, its own included; None lets it see the
             whole context (the ``native`` arm).
         n_sink: first tokens that the draft always sees.
+        adaptive_depth: choose each step's depth, from 1 (no drafts) to ``depth``, by what has been
+            accepted and by what steps cost.
+        tree_width: drafts per level; above 1 the verify takes the best way through a tree of
+            ``tree_width * (depth - 1)`` drafts.
 
     No choice changes the output: the target verifies every token with full attention.
     """
@@ -40,6 +44,8 @@ class MtpConfig:
     depth: int = 7
     window: int | None = 4032
     n_sink: int = 64
+    adaptive_depth: bool = False
+    tree_width: int = 1
 
     def __post_init__(self) -> None:
         _require_int("depth", self.depth)
@@ -56,6 +62,13 @@ class MtpConfig:
             "the number of always visible first tokens must not be negative",
             "use 0 or more (64 is the usual choice)",
         )
+        _require_int("tree_width", self.tree_width)
+        _require(
+            self.tree_width >= 1,
+            f"tree_width {self.tree_width}",
+            "each level of a draft tree has at least one draft",
+            "use 1 for a chain, 2 or more for a tree",
+        )
         if self.window is None:
             return
         _require_int("window", self.window)
@@ -67,14 +80,19 @@ class MtpConfig:
         )
 
     @classmethod
-    def native(cls, depth: int = 7) -> MtpConfig:
+    def native(cls, depth: int = 7, adaptive_depth: bool = False, tree_width: int = 1) -> MtpConfig:
         """A draft that attends to the whole context, as the checkpoint's makers run it."""
-        return cls(depth=depth, window=None, n_sink=0)
+        return cls(depth, None, 0, adaptive_depth, tree_width)
 
     @property
     def draft_len(self) -> int:
         """Draft forwards, hence drafts, per step (gamma)."""
         return self.depth - 1
+
+    @property
+    def rows(self) -> int:
+        """Rows that a step verifies at most: the pending token and its drafts."""
+        return 1 + self.tree_width * self.draft_len
 
     @property
     def arm(self) -> str:
@@ -86,7 +104,7 @@ class MtpConfig:
         The native arm is the windowed one with a window that no request can outgrow.
         """
         if self.window is None:
-            return replace(self, window=max_seq_len + self.depth)
+            return replace(self, window=max_seq_len + self.rows)
         reach = self.n_sink + self.window
         _require(
             reach <= max_positions,

@@ -122,6 +122,9 @@ class RequestHandle:
         completion.token_ids.extend(update.token_ids)
         completion.text += update.text
         completion.token_ids_diff, completion.text_diff = update.token_ids, update.text
+        completion.logprobs_diff = update.logprobs
+        if update.logprobs is not None:
+            completion.logprobs = (completion.logprobs or []) + update.logprobs
         completion.finish_reason = update.finish_reason
         if self._request is not None:
             self._output.request_id = self._request.request_id

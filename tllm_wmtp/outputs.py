@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tllm_wmtp.errors import WmtpError
 from tllm_wmtp.metrics import RequestMetrics
+from tllm_wmtp.sampling import Logprobs
 
 
 @dataclass
@@ -15,6 +16,7 @@ class CompletionOutput:
     ``finish_reason`` is None while the request runs, then ``stop`` (an end-of-sequence id, a stop
     id or a stop string), ``length``, ``abort`` or ``error``. ``text`` is empty without a tokenizer.
     ``token_ids_diff`` and ``text_diff`` are what is new since the previous streamed output.
+    ``logprobs`` has one entry per token, by token id, if ``SamplingParams.logprobs`` asked for it.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -22,6 +24,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     token_ids_diff: list[int] = field(default_factory=list)
     text_diff: str = ""
+    logprobs: Logprobs | None = None
+    logprobs_diff: Logprobs | None = None
 
 
 @dataclass

@@ -21,6 +21,10 @@ class Logprob:
     rank: int
 
 
+#: One entry per output token, by token id.
+Logprobs = list[dict[int, Logprob]]
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Options of one request; names and defaults are TensorRT-LLM's.

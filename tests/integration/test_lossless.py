@@ -18,8 +18,9 @@ from engines import (
 from tiny_model import random_prompts, tiny_checkpoint
 
 from tllm_wmtp.config import MtpConfig
-from tllm_wmtp.executor.draft import MtpProposer
+from tllm_wmtp.executor.draft import Drafts, MtpProposer
 from tllm_wmtp.executor.request import Request
+from tllm_wmtp.executor.sampler import StepSampler
 from tllm_wmtp.models.causal import CausalStates
 from tllm_wmtp.sampling import SamplingParams
 
@@ -122,7 +123,7 @@ def oracle_proposals(
     states = CausalStates(target.config.linear_conv_kernel_dim)
     hidden = target(ids, torch.arange(known).unsqueeze(0), states)[0]
     drafts: list[int] = []
-    for _ in range(machine_proposer.draft_len):
+    for _ in range(machine_proposer.depth - 1):
         following = torch.tensor([*tokens[1:], *drafts])
         rows = following.numel()
         query, key = torch.arange(rows)[:, None], torch.arange(rows)
@@ -152,10 +153,10 @@ def test_proposals_equal_those_of_a_head_without_a_ring(
     assert isinstance(machine.proposer, MtpProposer)
     propose, proposer, checked = machine.proposer.propose, machine.proposer, []
 
-    def checking(requests: list[Request]) -> torch.Tensor:
-        drafts = propose(requests)
+    def checking(requests: list[Request], draft_len: int, sampler: StepSampler) -> Drafts:
+        drafts = propose(requests, draft_len, sampler)
         expected = oracle_proposals(proposer, requests[0], window or 10**6, n_sink)
-        checked.append(drafts[0].tolist() == expected)
+        checked.append(drafts.tokens[0].tolist() == expected)
         return drafts
 
     machine.proposer.propose = checking  # type: ignore[method-assign]

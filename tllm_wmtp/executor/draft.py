@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,8 +11,13 @@ import torch
 import tllm_wmtp.ops as ops
 from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.executor.request import Request
+from tllm_wmtp.executor.sampler import StepSampler
 from tllm_wmtp.models.spec import DraftHead, KeyValueShape, Target
 from tllm_wmtp.ring import LanePool, RingSpec
+from tllm_wmtp.tree import TreeShape, ancestor_words, ancestors, steps_up
+
+#: Accepted rows that may wait for a step that drafts; more of them are stored at once.
+MOST_ROWS_WAITING = 16
 
 _ring_append = torch.ops.wmtp.ring_append.default
 _windowed_draft_attention = torch.ops.wmtp.windowed_draft_attention.default
@@ -21,13 +27,25 @@ def ring_of(speculation: MtpConfig) -> RingSpec:
     """The ring of a resolved config, whose window is a number."""
     if speculation.window is None:
         raise RuntimeError("the speculation config has not been resolved")
-    return RingSpec.for_chain(speculation.n_sink, speculation.window, speculation.depth)
+    return RingSpec.for_chain(
+        speculation.n_sink, speculation.window, speculation.depth, speculation.tree_width
+    )
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """``tokens [B, N]`` (int64) that may follow each request's pending token: a chain, or the rows
+    1 .. N of a tree whose ``parents [B, 1 + N]`` are given (:mod:`tllm_wmtp.tree`)."""
+
+    tokens: torch.Tensor
+    parents: torch.Tensor | None = None
 
 
 class Proposer(Protocol):
-    """Drafts for the requests of a step; ``depth`` rows are verified per request and step."""
+    """Drafts for the requests of a step, at most ``depth - 1`` levels of ``tree_width`` each."""
 
     depth: int
+    tree_width: int
 
     def acquire(self, request: Request) -> None: ...
 
@@ -42,8 +60,15 @@ class Proposer(Protocol):
         """Prefill: ``hidden [n, H]`` of consecutive prompt rows from position ``start``."""
         ...
 
-    def propose(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Drafts ``[B, depth - 1]`` (int64) that follow each request's pending token."""
+    def propose(self, requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
+        """``draft_len`` (0 .. depth - 1) levels of drafts per request.
+
+        May be called again for the same step, if what followed it failed.
+        """
+        ...
+
+    def keep(self, request: Request, tokens: list[int], hidden: torch.Tensor) -> None:
+        """``tokens`` were chosen after the rows of ``hidden [len(tokens), H]``, now committed."""
         ...
 
     def kv_bytes(self, request: Request) -> int:
@@ -59,6 +84,7 @@ class NullProposer:
     """The dense arm: nothing is proposed, so a verify has one row."""
 
     depth = 1
+    tree_width = 1
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -75,8 +101,11 @@ class NullProposer:
     def store(self, request: Request, start: int, hidden: torch.Tensor) -> None:
         pass
 
-    def propose(self, requests: Sequence[Request]) -> torch.Tensor:
-        return torch.empty(len(requests), 0, dtype=torch.int64, device=self.device)
+    def propose(self, requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
+        return Drafts(torch.empty(len(requests), 0, dtype=torch.int64, device=self.device))
+
+    def keep(self, request: Request, tokens: list[int], hidden: torch.Tensor) -> None:
+        request.draft_tokens, request.draft_hidden = tokens, hidden
 
     def kv_bytes(self, request: Request) -> int:
         return 0
@@ -88,8 +117,9 @@ class NullProposer:
 class RingAttend:
     """The draft layer's keys: one ring per lane, behind the windowed attention op.
 
-    ``aim`` names the rows of the next call; the call appends all of them and answers the last one
-    of each request.
+    ``aim`` names the rows of the next call; the call appends all of them and answers the last ones
+    of each request. ``aim_level`` names a tree's level: its rows' ancestors are appended again with
+    them, because only rows of one launch can be told apart by a mask.
     """
 
     def __init__(
@@ -109,6 +139,8 @@ class RingAttend:
             ops.advise_huge_pages(self.ring_v)
         self.row_offsets = self.query_offsets = self.lanes = torch.empty(0, dtype=torch.int32)
         self.starts = torch.empty(0, dtype=torch.int64)
+        self._mask: torch.Tensor | None = None
+        self._earlier: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def aim(
         self,
@@ -119,8 +151,22 @@ class RingAttend:
     ) -> None:
         self.row_offsets, self.query_offsets = row_offsets, query_offsets
         self.starts, self.lanes = starts, lanes
+        self._mask = self._earlier = None
+
+    def aim_level(self, related: torch.Tensor, starts: torch.Tensor, lanes: torch.Tensor) -> None:
+        """The next call has the last rows of trees that so far have ``related [B, m, n]`` (bool:
+        query row i descends from row j or is it); it is the first one when m = n."""
+        batch, queries, rows = related.shape
+        if queries == rows:
+            self._earlier = None
+        steps = torch.arange(batch + 1, dtype=torch.int32, device=related.device)
+        self.row_offsets, self.query_offsets = steps * rows, steps * queries
+        self.starts, self.lanes = starts, lanes
+        self._mask = ancestor_words(related)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if self._mask is not None:
+            k, v = self._with_earlier_levels(k, v)
         return _windowed_draft_attention(
             q,
             k,
@@ -134,8 +180,18 @@ class RingAttend:
             self.spec.n_sink,
             self.spec.window,
             self.scale,
-            None,
+            self._mask,
         )
+
+    def _with_earlier_levels(
+        self, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = self.lanes.shape[0]
+        k, v = k.unflatten(0, (batch, -1)), v.unflatten(0, (batch, -1))
+        if self._earlier is not None:
+            k, v = torch.cat((self._earlier[0], k), 1), torch.cat((self._earlier[1], v), 1)
+        self._earlier = k, v
+        return k.flatten(0, 1), v.flatten(0, 1)
 
     def append(self, k: torch.Tensor, v: torch.Tensor, start: int, lane: int) -> None:
         """Stores the surviving rows of ``k, v [n, Hkv, D]`` from position ``start``."""
@@ -168,7 +224,7 @@ class MtpProposer:
         device: torch.device,
     ):
         self.target, self.head, self.device = target, head, device
-        self.depth, self.draft_len = speculation.depth, speculation.draft_len
+        self.depth, self.tree_width = speculation.depth, speculation.tree_width
         kv = target.config.caches.draft
         self.spec = ring_of(speculation)
         self.pool = LanePool(lanes)
@@ -202,32 +258,103 @@ class MtpProposer:
         self.attend.append(k, v, start, request.lane.index)
         request.metrics.prefill_draft_rows += stop - start
 
-    def propose(self, requests: Sequence[Request]) -> torch.Tensor:
-        batch = len(requests)
+    def propose(self, requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
+        if draft_len == 0:
+            for request in requests:
+                self._store_waiting(request)
+            return Drafts(torch.empty(len(requests), 0, dtype=torch.int64, device=self.device))
         lanes = torch.tensor(
             [request.lane.index for request in requests if request.lane is not None],
             dtype=torch.int32,
             device=self.device,
         )
-        each = self._one_row_each[: batch + 1]
-        hidden = self._extend(requests, lanes, each)
-        draft = self.head.logits(self.target, hidden).argmax(-1)
-        drafts = [draft]
+        hidden = self._extend(requests, lanes)
         positions = self._lengths(requests)
-        for _ in range(self.draft_len - 1):
+        if self.tree_width > 1:
+            return self._tree(hidden, positions, lanes, draft_len, sampler)
+        return self._chain(hidden, positions, lanes, draft_len, sampler)
+
+    def keep(self, request: Request, tokens: list[int], hidden: torch.Tensor) -> None:
+        if request.draft_fed or request.draft_hidden is None:
+            request.draft_tokens, request.draft_hidden = tokens, hidden
+        else:
+            request.draft_tokens = request.draft_tokens + tokens
+            request.draft_hidden = torch.cat((request.draft_hidden, hidden))
+        request.draft_fed = False
+
+    def _chain(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        lanes: torch.Tensor,
+        draft_len: int,
+        sampler: StepSampler,
+    ) -> Drafts:
+        each = self._one_row_each[: len(lanes) + 1]
+        draft = sampler.draft(self.head.logits(self.target, hidden))
+        drafts = [draft]
+        for _ in range(draft_len - 1):
             self.attend.aim(each, each, positions, lanes)
-            embedding = self.head.embed(self.target, draft)
-            hidden = self.head(embedding, hidden, positions, self.attend)
-            draft = self.head.logits(self.target, hidden).argmax(-1)
+            hidden = self.head(self.head.embed(self.target, draft), hidden, positions, self.attend)
+            draft = sampler.draft(self.head.logits(self.target, hidden))
             drafts.append(draft)
             positions = positions + 1
-        return torch.stack(drafts, dim=1)
+        return Drafts(torch.stack(drafts, dim=1))
+
+    def _tree(
+        self,
+        hidden: torch.Tensor,
+        starts: torch.Tensor,
+        lanes: torch.Tensor,
+        draft_len: int,
+        sampler: StepSampler,
+    ) -> Drafts:
+        """Level by level, the ``tree_width`` likeliest continuations of the level before.
+
+        Likelihoods are those of whole paths, so a level may all descend from one row.
+        """
+        batch, width = hidden.shape[0], self.tree_width
+        request = torch.arange(batch, device=self.device)[:, None]
+        shape = TreeShape(width, draft_len + 1)
+        parents = torch.zeros(batch, shape.rows, dtype=torch.int64, device=self.device)
+        tokens = torch.zeros_like(parents)
+        tokens[:, shape.level(1)], scores = sampler.candidates(
+            self.head.logits(self.target, hidden), width
+        )
+        hidden = hidden.repeat_interleave(width, 0)
+        for level in range(1, draft_len):
+            rows = shape.level(level)
+            # The drafts' own rows: the pending token's is not among them, so the root is left out.
+            steps = steps_up(shape, parents)
+            related = ancestors(steps)[:, rows, 1 : rows.stop]
+            self.attend.aim_level(related, starts, lanes)
+            hidden = self.head(
+                self.head.embed(self.target, tokens[:, rows].flatten()),
+                hidden,
+                (starts + level - 1).repeat_interleave(width),
+                self.attend,
+            )
+            path = steps[:, rows, :level].flip(-1).flatten(1)  # from level 1 down to each row
+            ids, more = sampler.candidates(
+                self.head.logits(self.target, hidden),
+                width,
+                tokens.gather(1, path).view(batch * width, level),
+            )
+            paths = scores.unsqueeze(-1) + more.view(batch, width, width)
+            scores, best = paths.flatten(1).topk(width)
+            chosen = best // width
+            following = shape.level(level + 1)
+            parents[:, following] = rows.start + chosen
+            tokens[:, following] = ids.view(batch, -1).gather(1, best)
+            hidden = hidden.view(batch, width, -1)[request, chosen].flatten(0, 1)
+        return Drafts(tokens[:, 1:], parents)
 
     def kv_bytes(self, request: Request) -> int:
         if request.lane is None:
             return 0
-        # The accepted rows and, after them, those of all drafts but the last, which no one fed.
-        rows = self.pool.length(request.lane) + self.draft_len - 1
+        # The accepted rows and, after them, those of all drafts but the last level's, which no one
+        # fed.
+        rows = self.pool.length(request.lane) + self.tree_width * (self.depth - 2)
         return min(rows, self.spec.capacity) * self.bytes_per_token
 
     def fill_random(self, request: Request, tokens: int, generator: torch.Generator) -> None:
@@ -242,20 +369,38 @@ class MtpProposer:
         lengths = [request.kv_length for request in requests]
         return torch.tensor(lengths, dtype=torch.int64, device=self.device)
 
-    def _extend(
-        self, requests: Sequence[Request], lanes: torch.Tensor, each: torch.Tensor
-    ) -> torch.Tensor:
-        """Feeds every request's accepted rows, in one ragged call; output of each one's last."""
+    def _store_waiting(self, request: Request) -> None:
+        """Stores accepted rows that too many steps without drafts have left; the last one, whose
+        output the next draft starts from, goes on waiting."""
+        if request.draft_hidden is None or request.lane is None:
+            raise RuntimeError("a request decodes before its prefill is done")
+        count = len(request.draft_tokens) - 1
+        if count < MOST_ROWS_WAITING:
+            return
+        start = request.kv_length - count - 1
+        positions = torch.arange(start, start + count, device=self.device)
+        ids = torch.tensor(request.draft_tokens[:count], device=self.device)
+        k, v = self.head.store(
+            self.head.embed(self.target, ids), request.draft_hidden[:count], positions
+        )
+        self.attend.append(k, v, start, request.lane.index)
+        self.pool.extend(request.lane, start + count - self.pool.length(request.lane))
+        request.draft_tokens = request.draft_tokens[count:]
+        request.draft_hidden = request.draft_hidden[count:].clone()
+
+    def _extend(self, requests: Sequence[Request], lanes: torch.Tensor) -> torch.Tensor:
+        """Feeds every request's accepted rows, in one ragged call; output of each one's last.
+
+        They end at the request's length whatever was fed before, so it may be done again.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         offsets, starts, hidden = [0], [], []
         for request in requests:
-            if request.draft_hidden is None or request.lane is None:
+            if request.draft_hidden is None:
                 raise RuntimeError("a request decodes before its prefill is done")
             count = len(request.draft_tokens)
-            start = self.pool.length(request.lane)
-            # Only accepted rows count: the drafts' own rows after them are overwritten from here.
-            self.pool.extend(request.lane, count)
+            start = request.kv_length - count
             tokens += request.draft_tokens
             positions += range(start, start + count)
             starts.append(start)
@@ -264,14 +409,21 @@ class MtpProposer:
         device = self.device
         row_offsets = torch.tensor(offsets, dtype=torch.int32, device=device)
         starts_tensor = torch.tensor(starts, dtype=torch.int64, device=device)
+        each = self._one_row_each[: len(requests) + 1]
         self.attend.aim(row_offsets, each, starts_tensor, lanes)
         last_rows = None
         if len(tokens) > len(requests):
             last_rows = torch.tensor([offset - 1 for offset in offsets[1:]], device=device)
-        return self.head(
+        output = self.head(
             self.head.embed(self.target, torch.tensor(tokens, device=device)),
             hidden[0] if len(hidden) == 1 else torch.cat(hidden),
             torch.tensor(positions, dtype=torch.int64, device=device),
             self.attend,
             last_rows,
         )
+        for request in requests:
+            request.draft_fed = True
+            if request.lane is not None:
+                # Only accepted rows count: the drafts' own rows after them will be overwritten.
+                self.pool.extend(request.lane, request.kv_length - self.pool.length(request.lane))
+        return output

@@ -11,10 +11,12 @@ import torch
 
 from tllm_wmtp.checkpoint.loader import LoadedModel
 from tllm_wmtp.config import EngineConfig, MtpConfig, arm_of
+from tllm_wmtp.depth import DepthController
 from tllm_wmtp.errors import ConfigError, RequestError, WmtpError
 from tllm_wmtp.executor.draft import MtpProposer, NullProposer, Proposer, ring_of
 from tllm_wmtp.executor.prefill import prefill_chunk
 from tllm_wmtp.executor.request import Phase, Request, Update
+from tllm_wmtp.executor.sampler import SamplingState, StepSampler
 from tllm_wmtp.executor.scheduler import Scheduler
 from tllm_wmtp.executor.speculation import Step, speculative_step
 from tllm_wmtp.executor.text import OutputText
@@ -27,6 +29,7 @@ from tllm_wmtp.models.cache import (
 )
 from tllm_wmtp.models.states import VerifyStates
 from tllm_wmtp.sampling import SamplingParams
+from tllm_wmtp.tree import TreeShape
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +89,15 @@ class Engine:
         self.recurrent = RecurrentPool(caches, slots, dtype, self.device)
         self.scheduler = Scheduler(self.kv, self.recurrent, self.proposer, self.device)
         self._ids = itertools.count()
+        speculation = self.config.speculation
+        #: Chooses each step's depth, if that was asked for.
+        self.depths = (
+            DepthController(speculation.depth)
+            if speculation is not None and speculation.adaptive_depth
+            else None
+        )
         self._members: list[Request] = []
-        self._states: VerifyStates | None = None
+        self._states: dict[int, VerifyStates] = {}  # of the members, by levels of drafts
         #: The last speculative step, for measurements.
         self.last_step: Step | None = None
 
@@ -145,7 +155,7 @@ class Engine:
             self._guarded(decoding, lambda: self._decode(decoding))
         self.scheduler.retire()
         if not self.scheduler.running:
-            self._members, self._states = [], None  # an idle engine remembers no request
+            self._members, self._states = [], {}  # an idle engine remembers no request
         return self.has_work
 
     @torch.inference_mode()
@@ -178,8 +188,8 @@ class Engine:
         self.proposer.fill_random(request, context_tokens - 1, generator)
         hidden = torch.empty(1, self.model.config.hidden_size, device=self.device)
         request.kv_length = request.prefilled = context_tokens
-        request.draft_tokens = [0]
-        request.draft_hidden = hidden.uniform_(-1, 1, generator=generator).to(self.recurrent.dtype)
+        hidden = hidden.uniform_(-1, 1, generator=generator).to(self.recurrent.dtype)
+        self.proposer.keep(request, [0], hidden)
         request.phase, request.prefill_states = Phase.DECODE, None
         return request
 
@@ -225,11 +235,13 @@ class Engine:
             request_id=next(self._ids),
             prompt_ids=prompt_ids,
             params=params,
+            sampling=SamplingState(params, prompt_ids, self.model.config.vocab_size, self.device),
             stop_ids=frozenset(stop_ids),
             max_tokens=min(params.max_tokens, max(room, 0)),
             metrics=RequestMetrics(self.arm, len(prompt_ids), [0] * self.proposer.depth),
             text=None if tokenizer is None else OutputText(tokenizer.decode, params.stop),
             on_update=on_update,
+            acceptance=None if self.depths is None else self.depths.new_request(),
         )
 
     def _check(self, request: Request) -> None:
@@ -285,42 +297,74 @@ class Engine:
             self.config.prefill_pruning,
         )
         if hidden is not None:
-            highest, choice = self.model.target.logits(hidden).max(-1)
-            if not highest.isfinite().all():
+            verdict = StepSampler([request.sampling]).choose(self.model.target.logits(hidden))
+            if not verdict.finite.all():
                 raise not_finite()
-            token = int(choice)
-            request.pending = token
-            request.draft_tokens, request.draft_hidden = [token], hidden
+            (tokens,), (logprobs,) = verdict.tokens, verdict.logprobs
+            request.pending = tokens[0]
+            self.proposer.keep(request, tokens, hidden)
             request.phase, request.prefill_states = Phase.DECODE, None
             request.metrics.ttft_s = perf_counter() - request.submitted_at
         request.metrics.prefill_s += perf_counter() - begin
         if hidden is not None:
-            request.emit([request.pending])
+            request.emit(tokens, logprobs)
 
     def _decode(self, requests: list[Request]) -> None:
-        states = self._states_of(requests)
-        step = speculative_step(self.model.target, self.proposer, requests, states)
+        draft_len = self._draft_len(requests)
+        states = self._states_of(requests, draft_len)
+        step = speculative_step(self.model.target, self.proposer, requests, states, draft_len)
         self.last_step = step
-        for request, tokens, finite in zip(requests, step.tokens, step.finite, strict=True):
+        self._learn(requests, step)
+        verdict = step.verdict
+        gains = zip(
+            requests, verdict.tokens, verdict.logprobs, verdict.finite.tolist(), strict=True
+        )
+        for request, tokens, logprobs, finite in gains:
             if not finite:
                 request.finish("error", not_finite())
                 continue
             metrics = request.metrics
             metrics.record_step(len(tokens) - 1, step.draft_s, step.verify_s, step.step_s)
             metrics.draft_kv_bytes = self.proposer.kv_bytes(request)
-            request.emit(tokens)
+            request.emit(tokens, logprobs)
 
-    def _states_of(self, requests: list[Request]) -> VerifyStates:
-        """The verify states of these requests, made anew only when one has joined or left."""
-        if self._states is not None and requests == self._members:
-            return self._states
-        tables = [r.block_table[0] for r in requests if r.block_table is not None]
-        self._states = VerifyStates(
-            self.kv,
-            self.recurrent,
-            torch.nn.utils.rnn.pad_sequence(tables, batch_first=True),
-            [r.slot for r in requests if r.slot is not None],
-            self.proposer.depth,
+    def _draft_len(self, requests: list[Request]) -> int:
+        """Levels of drafts in the next step of ``requests``."""
+        if self.depths is None:
+            return self.proposer.depth - 1
+        estimates = [r.acceptance for r in requests if r.acceptance is not None]
+        context = sum(request.kv_length for request in requests) // len(requests)
+        return self.depths.choose(context, len(requests), estimates) - 1
+
+    def _learn(self, requests: list[Request], step: Step) -> None:
+        if self.depths is None:
+            return
+        accepted = [len(tokens) - 1 for tokens in step.verdict.tokens]
+        gained = sum(accepted) + len(accepted)
+        context = (sum(request.kv_length for request in requests) - gained) // len(requests)
+        self.depths.observe(
+            context,
+            len(requests),
+            step.draft_len + 1,
+            accepted,
+            step.draft_s,
+            step.verify_s,
+            [r.acceptance for r in requests if r.acceptance is not None],
         )
-        self._members = requests
-        return self._states
+
+    def _states_of(self, requests: list[Request], draft_len: int) -> VerifyStates:
+        """The verify states of these requests, made anew only when one has joined or left."""
+        if requests != self._members:
+            self._members, self._states = requests, {}
+        if draft_len not in self._states:
+            width = self.proposer.tree_width
+            tables = [r.block_table[0] for r in requests if r.block_table is not None]
+            self._states[draft_len] = VerifyStates(
+                self.kv,
+                self.recurrent,
+                torch.nn.utils.rnn.pad_sequence(tables, batch_first=True),
+                [r.slot for r in requests if r.slot is not None],
+                draft_len + 1,
+                TreeShape(width, draft_len + 1) if width > 1 and draft_len > 0 else None,
+            )
+        return self._states[draft_len]

@@ -10,12 +10,14 @@ from time import perf_counter
 
 import torch
 
+from tllm_wmtp.depth import AcceptanceEstimate
 from tllm_wmtp.errors import WmtpError
+from tllm_wmtp.executor.sampler import SamplingState
 from tllm_wmtp.executor.text import OutputText
 from tllm_wmtp.metrics import RequestMetrics
 from tllm_wmtp.models.states import PrefillStates
 from tllm_wmtp.ring import Lane
-from tllm_wmtp.sampling import SamplingParams
+from tllm_wmtp.sampling import Logprobs, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class Update:
     token_ids: list[int]
     text: str
     finish_reason: str | None = None
+    logprobs: Logprobs | None = None
 
 
 @dataclass(eq=False)
@@ -42,18 +45,21 @@ class Request:
 
     ``kv_length`` rows are committed in the target, so ``pending``, the last token made, stands at
     position ``kv_length`` and has not been fed yet. ``draft_tokens`` and ``draft_hidden [c, H]``
-    are the rows that the draft has not seen: row i is the hidden state at ``kv_length - c + i`` and
-    the token after it.
+    are the last committed rows, and those that the draft has not seen are among them: row i is the
+    hidden state at ``kv_length - c + i`` and the token after it. ``draft_fed`` says that the draft
+    has seen them all.
     """
 
     request_id: int
     prompt_ids: list[int]
     params: SamplingParams
+    sampling: SamplingState
     stop_ids: frozenset[int]
     max_tokens: int
     metrics: RequestMetrics
     text: OutputText | None = None
     on_update: Callable[[Update], None] | None = None
+    acceptance: AcceptanceEstimate | None = None
 
     phase: Phase = Phase.WAITING
     finish_reason: str | None = None
@@ -72,31 +78,32 @@ class Request:
     pending: int = 0
     draft_tokens: list[int] = field(default_factory=list)
     draft_hidden: torch.Tensor | None = None
+    draft_fed: bool = False
     _text_sent: int = 0
 
     @property
     def finished(self) -> bool:
         return self.phase is Phase.FINISHED
 
-    def advance(self, tokens: list[int], hidden: torch.Tensor) -> None:
-        """``tokens`` were chosen after the rows of ``hidden [len(tokens), H]``, now committed."""
+    def advance(self, tokens: list[int]) -> None:
+        """``tokens`` were chosen after as many rows, now committed."""
         self.kv_length += len(tokens)
         self.pending = tokens[-1]
-        self.draft_tokens, self.draft_hidden = tokens, hidden
 
-    def emit(self, tokens: list[int]) -> None:
-        """Gives out ``tokens`` one by one, as far as no stop condition cuts them off."""
+    def emit(self, tokens: list[int], logprobs: Logprobs | None = None) -> None:
+        """Gives out ``tokens`` one by one, as far as no stop condition cuts them off.
+
+        ``logprobs`` has one entry per token if the request asked for them.
+        """
         if self.finished:
             return
-        fresh = []
-        for token in tokens:
-            self.output_ids.append(token)
-            fresh.append(token)
-            reason = self._reason_to_stop(token)
-            if reason is not None:
-                self._send(fresh, reason)
-                return
-        self._send(fresh, None)
+        self.sampling.commit(tokens)
+        reason, count = None, 0
+        while reason is None and count < len(tokens):
+            self.output_ids.append(tokens[count])
+            reason = self._reason_to_stop(tokens[count])
+            count += 1
+        self._send(tokens[:count], reason, None if logprobs is None else logprobs[:count])
 
     def finish(self, reason: str, error: WmtpError | None = None) -> None:
         """Ends the request without a new token."""
@@ -113,7 +120,9 @@ class Request:
             return None
         return "stop" if self.text is not None and self.text.finish() else "length"
 
-    def _send(self, tokens: list[int], reason: str | None) -> None:
+    def _send(
+        self, tokens: list[int], reason: str | None, logprobs: Logprobs | None = None
+    ) -> None:
         self.metrics.output_tokens = len(self.output_ids)
         text = ""
         if self.text is not None:
@@ -126,7 +135,7 @@ class Request:
         if self.on_update is None:
             return
         try:
-            self.on_update(Update(tokens, text, reason))
+            self.on_update(Update(tokens, text, reason, logprobs))
         except Exception:
             # A consumer that fails loses its own stream; the batch it was served in goes on.
             log.exception("request %d: its consumer failed and is told no more", self.request_id)

@@ -8,21 +8,20 @@ from time import perf_counter
 
 import torch
 
-from tllm_wmtp.executor.draft import Proposer
+from tllm_wmtp.executor.draft import Drafts, Proposer
 from tllm_wmtp.executor.request import Request
+from tllm_wmtp.executor.sampler import StepSampler, Verdict
 from tllm_wmtp.models.spec import Target
 from tllm_wmtp.models.states import VerifyStates
+from tllm_wmtp.tree import children
 
 
 @dataclass(frozen=True)
 class Step:
-    """``tokens[b]`` is what request b gained: its accepted drafts and the target's own token.
+    """``verdict`` is what every request gained; ``draft_len`` the levels that were drafted."""
 
-    ``finite[b]`` is False where the target's logits held NaN or infinity, so they chose nothing.
-    """
-
-    tokens: list[list[int]]
-    finite: list[bool]
+    verdict: Verdict
+    draft_len: int
     draft_s: float
     verify_s: float
 
@@ -32,38 +31,52 @@ class Step:
 
 
 def speculative_step(
-    target: Target, proposer: Proposer, requests: Sequence[Request], states: VerifyStates
+    target: Target,
+    proposer: Proposer,
+    requests: Sequence[Request],
+    states: VerifyStates,
+    draft_len: int,
 ) -> Step:
-    """One step of all ``requests``.
+    """One step of all ``requests``, with ``draft_len`` drafts (or levels of a tree) each.
 
-    Row t of the verify sees the drafts before it, so its most likely token is the target's own if
-    all of them were accepted, and takes the place of the first one refused. The output is
-    therefore the target's, whatever was proposed.
+    Row t of the verify sees the drafts before it, so it chooses as the target alone would if they
+    are accepted, and its choice takes the place of the first one refused. The output is therefore
+    the target's, whatever was proposed.
     """
     begin = _now(states)
-    drafts = proposer.propose(requests)  # [B, gamma]
+    sampler = StepSampler([request.sampling for request in requests])
+    drafts = proposer.propose(requests, draft_len, sampler)
     drafted = _now(states)
 
-    pending = torch.tensor([[request.pending] for request in requests], device=drafts.device)
-    states.begin([request.kv_length for request in requests])
-    hidden = target(torch.cat((pending, drafts), dim=1), states.positions, states)
-    highest, choices = target.logits(hidden).max(-1)  # [B, depth]; the highest shows any NaN
+    pending = torch.tensor([[request.pending] for request in requests], device=states.starts.device)
+    rows = torch.cat((pending, drafts.tokens), dim=1)
+    states.begin([request.kv_length for request in requests], drafts.parents)
+    hidden = target(rows, states.positions, states)
+    verdict, kept = _accept(sampler, target.logits(hidden), rows, drafts, hidden, states)
 
-    accepted = matching_prefix(drafts, choices)
-    states.commit(accepted + 1)
-
-    tokens = []
-    rows = zip(requests, choices.tolist(), accepted.tolist(), hidden, strict=True)
-    for request, chosen, count, request_hidden in rows:
-        tokens.append(chosen[: count + 1])
-        request.advance(tokens[-1], request_hidden[: count + 1])
-    finite = highest.isfinite().all(1).tolist()
-    return Step(tokens, finite, drafted - begin, _now(states) - drafted)
+    for request, tokens, request_hidden in zip(requests, verdict.tokens, kept, strict=True):
+        request.advance(tokens)
+        proposer.keep(request, tokens, request_hidden)
+    return Step(verdict, draft_len, drafted - begin, _now(states) - drafted)
 
 
-def matching_prefix(drafts: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-    """How many leading ``drafts [B, gamma]`` equal ``choices [B, gamma + 1]``: int64 ``[B]``."""
-    return (drafts == choices[:, :-1]).long().cumprod(dim=1).sum(dim=1)
+def _accept(
+    sampler: StepSampler,
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    drafts: Drafts,
+    hidden: torch.Tensor,
+    states: VerifyStates,
+) -> tuple[Verdict, list[torch.Tensor]]:
+    """The verdict, committed, and the hidden states ``[c, H]`` of each request's accepted rows."""
+    if drafts.parents is None:
+        verdict = sampler.verify(logits, drafts.tokens)
+        states.commit(verdict.accepted + 1)
+        lengths = [len(tokens) for tokens in verdict.tokens]
+        return verdict, [each[:n] for each, n in zip(hidden, lengths, strict=True)]
+    verdict, paths = sampler.walk(logits, rows, children(drafts.parents))
+    states.commit_paths(torch.tensor([path[-1] for path in paths], device=rows.device))
+    return verdict, [each[path] for each, path in zip(hidden, paths, strict=True)]
 
 
 def _now(states: VerifyStates) -> float:
