@@ -42,10 +42,16 @@ class Drafts:
 
 
 class Proposer(Protocol):
-    """Drafts for the requests of a step, at most ``depth - 1`` levels of ``tree_width`` each."""
+    """Drafts for the requests of a step, at most ``depth - 1`` levels of ``tree_width`` each.
+
+    ``rows`` is how many rows the verify of a step then has at most.
+    """
 
     depth: int
     tree_width: int
+
+    @property
+    def rows(self) -> int: ...
 
     def acquire(self, request: Request) -> None: ...
 
@@ -85,6 +91,10 @@ class NullProposer:
 
     depth = 1
     tree_width = 1
+
+    @property
+    def rows(self) -> int:
+        return 1 + self.tree_width * (self.depth - 1)
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -225,6 +235,7 @@ class MtpProposer:
     ):
         self.target, self.head, self.device = target, head, device
         self.depth, self.tree_width = speculation.depth, speculation.tree_width
+        self.rows = speculation.rows
         kv = target.config.caches.draft
         self.spec = ring_of(speculation)
         self.pool = LanePool(lanes)

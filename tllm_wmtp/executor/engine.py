@@ -76,7 +76,7 @@ class Engine:
         kv_dtype = getattr(torch, self.config.kv_cache.dtype)
         slots, page = config.max_batch_size, config.kv_cache.tokens_per_page
         self.proposer = proposer or self._build_proposer(kv_dtype)
-        per_request = self.max_seq_len + self.proposer.depth + page
+        per_request = self.max_seq_len + self.proposer.rows + page
         pages = pool_pages(
             caches,
             config.kv_cache.max_tokens,
@@ -362,7 +362,7 @@ class Engine:
             self._states[draft_len] = VerifyStates(
                 self.kv,
                 self.recurrent,
-                torch.nn.utils.rnn.pad_sequence(tables, batch_first=True),
+                torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=-1),
                 [r.slot for r in requests if r.slot is not None],
                 draft_len + 1,
                 TreeShape(width, draft_len + 1) if width > 1 and draft_len > 0 else None,

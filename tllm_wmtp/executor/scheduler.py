@@ -31,7 +31,7 @@ class Scheduler:
         self.running: list[Request] = []
 
     def tokens_needed(self, request: Request) -> int:
-        return len(request.prompt_ids) + request.max_tokens + self.proposer.depth
+        return len(request.prompt_ids) + request.max_tokens + self.proposer.rows
 
     def fits(self, request: Request) -> bool:
         """Whether an empty engine could hold it."""
