@@ -269,9 +269,11 @@ def check_full_attention(
     heads: tuple[int, int] = (8, 2),
     head_dim: int = 64,
     page_size: int = 16,
+    tree: bool = False,
     seed: int = 0,
 ) -> None:
-    """A verify: ``rows`` rows after ``lengths[b]`` cached ones, through shuffled pages."""
+    """A verify: ``rows`` rows after ``lengths[b]`` cached ones, through shuffled pages. ``tree``
+    draws a random ancestor mask."""
     device, batch = ops.device_type, len(lengths)
     cache = dtype if kv_dtype is None else kv_dtype
     torch.manual_seed(seed)
@@ -308,6 +310,22 @@ def check_full_attention(
     append(lengths, [rows] * batch)
     q = torch.randn(batch * rows, heads[0], head_dim).to(dtype)
     positions = [length + i for length in lengths for i in range(rows)]
+    seen = [list(range(position + 1)) for position in positions]
+    trees: dict[str, torch.Tensor] = {}
+    if tree:
+        masks = [random_tree(rows, generator) for _ in lengths]
+        words = [mask_words(row, -(-rows // 32)) for mask in masks for row in mask]
+        starts = torch.tensor(list(lengths), dtype=torch.int64, device=device)
+        trees = {
+            "ancestor_mask": torch.tensor(np.stack(words), device=device),
+            "tree_starts": starts,
+        }
+        seen = [
+            [*range(length), *(length + int(i) for i in np.flatnonzero(row))]
+            for length, mask in zip(lengths, masks, strict=True)
+            for row in mask
+        ]
+        positions = [0] * len(positions)  # not looked at
     out = ops.full_attention(
         q.to(device),
         k_pages,
@@ -316,14 +334,15 @@ def check_full_attention(
         offsets_of([rows] * batch, device),
         torch.tensor(positions, dtype=torch.int64, device=device),
         head_dim**-0.5,
+        **trees,
         out=torch.full_like(q, math.nan).to(device),
     )
     result = out.cpu().float().double().numpy()
     queries = q.float().double().numpy()
     expected = np.stack(
         [
-            attend(queries[i], history[i // rows], list(range(position + 1)), head_dim**-0.5)
-            for i, position in enumerate(positions)
+            attend(queries[i], history[i // rows], visible, head_dim**-0.5)
+            for i, visible in enumerate(seen)
         ]
     )
     allowed = TOLERANCE[dtype] * max(1.0, float(np.abs(expected).max()))

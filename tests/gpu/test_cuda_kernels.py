@@ -126,6 +126,15 @@ def test_full_attention_agrees_with_float64(
         check_full_attention(cuda_ops, lengths, rows, dtype=dtype, head_dim=head_dim)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_verified_trees_agree_with_float64(
+    cuda_ops: Any, dtype: torch.dtype, head_dim: int
+) -> None:
+    for lengths, rows in (((0,), 7), ((1, 300, 63, 64), 25), ((2000,), 43)):
+        check_full_attention(cuda_ops, lengths, rows, dtype=dtype, head_dim=head_dim, tree=True)
+
+
 def test_gated_delta_agrees_with_float64(cuda_ops: Any) -> None:
     check_gated_delta(cuda_ops, 3, 5, (2, 4), (128, 128))
     check_gated_delta(cuda_ops, 1, 2, (1, 3), (24, 48))

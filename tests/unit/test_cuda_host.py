@@ -20,7 +20,7 @@ from toolchain import REPOSITORY
 from tllm_wmtp.bench import cuda_attention as bench
 from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.executor import draft
-from tllm_wmtp.models import cache
+from tllm_wmtp.models import states
 from tllm_wmtp.ops import cuda
 from tllm_wmtp.sampling import SamplingParams
 
@@ -191,6 +191,16 @@ def test_full_attention_agrees_with_float64(ops: Any, dtype: torch.dtype) -> Non
     cases.check_full_attention(ops, (0,), 11, dtype=dtype, page_size=7, heads=(2, 1))
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"]
+)
+def test_verified_trees_agree_with_float64(ops: Any, dtype: torch.dtype) -> None:
+    cases.check_full_attention(ops, (1, 130, 63), 7, dtype=dtype, page_size=16, tree=True)
+    cases.check_full_attention(
+        ops, (61,), 43, dtype=dtype, page_size=7, heads=(2, 1), tree=True, seed=1
+    )
+
+
 def test_gated_delta_agrees_with_float64(ops: Any) -> None:
     cases.check_gated_delta(ops, 2, 3, (1, 2), (24, 48))
 
@@ -306,6 +316,11 @@ def test_full_attention_splits_by_what_the_pages_can_hold(ops: Any) -> None:
         ({"n_lanes": 0}, ("n_lanes 0", "allocate")),
         ({"n_lanes": 1 << 20}, ("2^31", "split the cache")),
         ({"mask_words": -1}, ("mask_words -1", "0 for chains")),
+        ({"n_rows": 10, "mask_words": 1}, ("n_rows 10", "spares 8", "raise the capacity")),
+        (
+            {"n_rows": 40, "capacity": 4200, "mask_words": 1},
+            ("mask_words 1", "40 appended rows", "ceil"),
+        ),
     ],
 )
 def test_a_bad_shape_is_named(ops: Any, changes: dict[str, int], words: tuple[str, ...]) -> None:
@@ -321,6 +336,7 @@ def test_bad_pages_and_states_are_named(ops: Any) -> None:
     assert "page_size 0" in ops.check_paged(cuda.PagedShape(heads, 1, 1, 1, 8, 0, 4))
     assert "max_pages 0" in ops.check_paged(cuda.PagedShape(heads, 1, 1, 1, 8, 16, 0))
     assert "2^31" in ops.check_paged(cuda.PagedShape(heads, 1, 1, 1, 1 << 28, 16, 4))
+    assert "mask_words -1" in ops.check_paged(cuda.PagedShape(heads, 1, 1, 1, 8, 16, 4, -1))
     assert ops.check_gated_delta(cuda.GatedDeltaShape(1, 1, 2, 4, 128, 128, 4)) == ""
     for shape, words in (
         ((1, 1, 2, 3, 128, 128, 4), "n_value_heads 3"),
@@ -345,6 +361,36 @@ def test_bad_buffers_are_named(ops: Any) -> None:
     assert "KV scales" in objection(k_scale=2.0)
     assert "must be positive" in objection(v_scale=-1.0)
     assert "ancestor_mask" in objection(ancestor_mask=4096)
+
+
+def test_a_tree_needs_its_mask_and_its_starts(ops: Any) -> None:
+    def objection(mask_words: int, **changes: Any) -> str:
+        heads = cuda.AttentionShape(16, 2, 256, 1, 1)
+        shape = cuda.PagedShape(heads, 1, 0, 1, 8, 16, 4, mask_words)
+        pointers = [name for name, kind in cuda.PagedBuffers._fields_ if kind is ctypes.c_void_p]
+        good = dict.fromkeys(pointers, 4096)
+        scales = {"softmax_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0}
+        return str(ops.check_paged(shape, cuda.PagedBuffers(**(good | scales | changes))))
+
+    assert objection(1) == ""
+    assert objection(0, ancestor_mask=None, tree_starts=None) == ""
+    assert "mask_words 1 without ancestor_mask" in objection(1, ancestor_mask=None)
+    assert "mask_words 0 with an ancestor_mask" in objection(0)
+    assert "tree_starts is null" in objection(1, tree_starts=None)
+
+
+def test_trees_without_their_starts_are_refused(ops: Any) -> None:
+    pages = torch.zeros(2, 4, 1, 16)
+    row, table = torch.zeros(1, 1, 16), torch.zeros(1, 2, dtype=torch.int32)
+    offsets, position = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    common = (row, pages, pages.clone(), table, offsets, position, 1.0)
+    mask = torch.ones(1, 1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="only ancestor_mask: .*pass both for trees"):
+        ops.full_attention(*common, mask)
+    with pytest.raises(ValueError, match="only tree_starts"):
+        ops.full_attention(*common, None, position)
+    with pytest.raises(ValueError, match=r"ancestor_mask is .*ceil\(rows / 32\)"):
+        ops.full_attention(*common, mask[0], position)
 
 
 def test_bad_tensors_are_named(ops: Any) -> None:
@@ -441,7 +487,7 @@ def test_the_embedded_runtime_gives_the_same_tokens(
 
     for module, names in (
         (draft, ("ring_append", "windowed_draft_attention")),
-        (cache, ("paged_append", "full_attention", "gated_delta_rows", "gated_delta_commit")),
+        (states, ("paged_append", "full_attention", "gated_delta_rows", "gated_delta_commit")),
     ):
         for name in names:
             monkeypatch.setattr(module, f"_{name}", counted(name))
