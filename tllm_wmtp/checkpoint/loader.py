@@ -61,7 +61,7 @@ def load_model(
     config = family.config(directory.config)
     if with_head:
         family.check_head(config, directory.config)
-    target_names, head_names = _sort_names(directory, family, config)
+    target_names, head_names = sort_names(directory, family, config)
     if with_head and not head_names:
         raise CheckpointError(
             f"{directory.path} has no {family.head_tensors.format(config=config)}",
@@ -88,7 +88,7 @@ def load_model(
     return LoadedModel(config, *modules, directory.tokenizer(), eos)
 
 
-def _sort_names(
+def sort_names(
     directory: CheckpointDirectory, family: Family, config: ModelConfig
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Our name to the checkpoint's, for the target and for the head."""

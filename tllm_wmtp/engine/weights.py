@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 
 from tllm_wmtp.checkpoint.directory import CheckpointDirectory
-from tllm_wmtp.checkpoint.loader import _sort_names
-from tllm_wmtp.checkpoint.quantization import NvFp4Weight
+from tllm_wmtp.checkpoint.loader import sort_names
+from tllm_wmtp.checkpoint.quantization import Fp8Weight, NvFp4Weight
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.registry import family_of
 from tllm_wmtp.models.spec import DraftHead, ModelConfig, Target
@@ -78,7 +78,7 @@ def open_head(path: str | Path) -> HeadSource:
     family = family_of(directory.config)
     config = family.config(directory.config)
     family.check_head(config, directory.config)
-    target_names, head_names = _sort_names(directory, family, config)
+    target_names, head_names = sort_names(directory, family, config)
     if not head_names:
         raise CheckpointError(
             f"{directory.path} has no {family.head_tensors}",
@@ -110,7 +110,15 @@ def tensors_hash(source: HeadSource) -> str:
     }
     directory = source.head_weights.directory
     for name in sorted(used):
-        tensor = directory.stored(name) if hasattr(directory, "stored") else directory.tensor(name)
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+        found = directory.quantized(name)
+        parts = [directory.tensor(name)] if found is None else _parts(found)
+        digest.update(f"{name}: {directory.element_type(name)}".encode())
+        for part in parts:
+            digest.update(f" {tuple(part.shape)} {part.dtype}".encode())
+            digest.update(memoryview(part.contiguous().reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
+
+
+def _parts(weight: NvFp4Weight | Fp8Weight) -> list[torch.Tensor]:
+    values = (getattr(weight, field.name) for field in fields(weight))
+    return [value for value in values if isinstance(value, torch.Tensor)]
