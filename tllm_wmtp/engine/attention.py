@@ -8,6 +8,7 @@ updates in place.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tllm_wmtp.engine import plugin
 from tllm_wmtp.engine.graph import Graph, Value
@@ -239,6 +240,6 @@ def _at(g: Graph, x: Value, index: Value, shift: int) -> Value:
     return g.op("Gather", x, g.op("Add", index, g.scalar(shift, "int64")), axis=0)
 
 
-def _wide(g: Graph, kind: str, *inputs: Value, **fields: object) -> Value:
+def _wide(g: Graph, kind: str, *inputs: Value, **fields: Any) -> Value:
     """A float32 operation that no rounding touches."""
     return g.ops(kind, inputs, ["float32"], **fields)[0]

@@ -64,9 +64,10 @@ def _find_rtx(target: str, links: Path) -> Backend:
         fresh = links / f".{os.getpid()}.so"
         fresh.symlink_to(library.resolve())
         fresh.replace(link)
-    version = next(folder.glob("tensorrt_rtx_cu13_libs-*.dist-info")).name.split("-")[1]
+    wheel = next(folder.glob("tensorrt_rtx_cu13_libs-*.dist-info"))
+    version = wheel.stem.split("-")[1]
     environment = {"PYTHONPATH": str(folder), "LD_LIBRARY_PATH": str(links)}
-    return Backend("rtx", "tensorrt_rtx_bindings", version.removesuffix(".dist"), environment, target)
+    return Backend("rtx", "tensorrt_rtx_bindings", version, environment, target)
 
 
 def _rtx_folder() -> Path:

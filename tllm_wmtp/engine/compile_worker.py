@@ -27,11 +27,11 @@ class Failed(Exception):
 
 
 def make_log(trt: Any, file: Path) -> Any:
-    class Log(trt.ILogger):  # type: ignore[misc, name-defined]
+    class Log(trt.ILogger):
         def __init__(self) -> None:
             super().__init__()
             self.errors: list[str] = []
-            self._file = open(file, "w", encoding="utf-8")
+            self._file = file.open("w", encoding="utf-8")
 
         def log(self, severity: Any, message: str) -> None:
             name = severity.name

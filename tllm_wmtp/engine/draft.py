@@ -27,13 +27,13 @@ write nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
-import torch
 
-from tllm_wmtp.engine import nvfp4, ops
+from tllm_wmtp.engine import ops
 from tllm_wmtp.engine.attention import (
     PLUGIN,
     STANDARD,
@@ -49,8 +49,6 @@ from tllm_wmtp.engine.weights import HeadSource
 from tllm_wmtp.ring import RingSpec
 
 __all__ = ["PLUGIN", "STANDARD", "DraftSpec", "WrittenGraph", "write_draft_graph"]
-
-RING_INPUTS = ("ring_k", "ring_v")
 
 
 @dataclass(frozen=True)
@@ -85,10 +83,17 @@ class DraftSpec:
 
 @dataclass(frozen=True)
 class WrittenGraph:
-    """``profiles``: smallest, usual and largest shape of each input of a changing shape."""
+    """A graph on disk, and what a builder and a session must know of it.
+
+    ``profiles`` has the smallest, usual and largest shape of each input of a changing shape;
+    ``inputs`` and ``outputs`` the type and shape of each tensor, by name.
+    """
 
     file: Path
     profiles: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+    ring: dict[str, int | str]
+    inputs: dict[str, dict[str, Any]]
+    outputs: dict[str, dict[str, Any]]
     quantized_weights: tuple[str, ...]
 
 
@@ -180,8 +185,14 @@ def write_draft_graph(source: HeadSource, spec: DraftSpec, folder: Path) -> Writ
 
     file = folder / "draft.onnx"
     onnx.save(g.model(), str(file))
-    quantized = (*emitter.quantized_weights, *shared.quantized_weights)
-    return WrittenGraph(file, _profiles(spec, hidden_size), quantized)
+    return WrittenGraph(
+        file,
+        _profiles(spec, hidden_size),
+        {**asdict(ring), "dtype": spec.ring_dtype},
+        g.inputs,
+        g.outputs,
+        (*emitter.quantized_weights, *shared.quantized_weights),
+    )
 
 
 def _logits(shared: Emitter, source: HeadSource, embeddings: Value, hidden: Value) -> Value:

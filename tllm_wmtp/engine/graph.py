@@ -68,6 +68,9 @@ class Graph:
         rounding: str | None = None,
     ):
         self.name, self.dtype, self.rounding = name, dtype, rounding
+        #: Type and shape of each tensor that goes in or out, by name.
+        self.inputs: dict[str, dict[str, Any]] = {}
+        self.outputs: dict[str, dict[str, Any]] = {}
         self._nodes: list[Any] = []
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
@@ -76,25 +79,23 @@ class Graph:
         self._count = itertools.count()
         self._data_name = f"{name}.onnx.data"
         self._data: BinaryIO | None = (
-            None if folder is None else open(folder / self._data_name, "wb")
+            None if folder is None else (folder / self._data_name).open("wb")
         )
         self._folder = folder
         self._has_data = False
 
     def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> Value:
-        self._inputs.append(
-            helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], list(shape))
-        )
+        self.inputs[name] = {"dtype": dtype, "shape": list(shape)}
+        self._inputs.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], list(shape)))
         return Value(name, dtype)
 
     def output(self, value: Value, name: str, shape: Sequence[int | str]) -> None:
         self._nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
-        self._outputs.append(
-            helper.make_tensor_value_info(name, ELEMENT_TYPES[value.dtype], list(shape))
-        )
+        self.bind_output(Value(name, value.dtype), shape)
 
     def bind_output(self, value: Value, shape: Sequence[int | str]) -> None:
         """Makes ``value`` itself an output, with no node between: an aliased buffer stays one."""
+        self.outputs[value.name] = {"dtype": value.dtype, "shape": list(shape)}
         self._outputs.append(
             helper.make_tensor_value_info(value.name, ELEMENT_TYPES[value.dtype], list(shape))
         )
@@ -172,7 +173,7 @@ class Graph:
         return self._store(tensor, _OF_TORCH[tensor.dtype], list(tensor.shape), hint)
 
     def fp4(self, packed: torch.Tensor, hint: str) -> Value:
-        """FP4 (e2m1) values from bytes ``[..., n / 2]``, the even one in the low half: ``[..., n]``,
+        """FP4 (e2m1) values ``[..., n]`` of bytes ``[..., n / 2]``, the even one in the low half,
         which is also how ONNX packs them."""
         shape = [*packed.shape[:-1], packed.shape[-1] * 2]
         return self._store(packed.detach().contiguous().cpu(), "fp4", shape, hint)
@@ -190,7 +191,7 @@ class Graph:
                 "offset": self._data.tell(),
                 "length": raw.nbytes,
             }
-            self._data.write(memoryview(raw))
+            self._data.write(raw.data)
             self._has_data = True
             made.data_location = TensorProto.EXTERNAL
             for key, content in place.items():

@@ -7,6 +7,8 @@ lowerings again: TensorRT's own operators, or standard ops that compute the same
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tllm_wmtp.checkpoint.quantization.weights import BLOCK, E2M1_MAX, E4M3_MAX, NvFp4Weight
@@ -60,7 +62,7 @@ def rounded_rows(g: Graph, x: Value, input_scale: float) -> Value:
     """``x [n, in]`` after quantization and dequantization: each block of 16 gets the fp8 scale
     ``amax / 6 / input_scale``, and each value the nearest FP4 number, ties to even codes."""
 
-    def wide(kind: str, *inputs: Value, **fields: object) -> Value:
+    def wide(kind: str, *inputs: Value, **fields: Any) -> Value:
         return g.ops(kind, inputs, ["float32"], **fields)[0]
 
     number = g.scalar
@@ -105,9 +107,7 @@ def gathered_experts(g: Graph, weight: NvFp4Weight, experts: Value, hint: str) -
     blocks = g.op("Reshape", values, g.ints(0, out, size // BLOCK, BLOCK))
     scales = g.weight(weight.block_scale.float().unsqueeze(-1), f"{hint}.block_scale")
     scaled = g.op("Mul", blocks, g.op("Gather", scales, experts, axis=0))
-    whole = g.weight(
-        weight.global_scale.float().expand(count, 1, 1), f"{hint}.global_scale"
-    )
+    whole = g.weight(weight.global_scale.float().expand(count, 1, 1), f"{hint}.global_scale")
     rows = g.op("Reshape", scaled, g.ints(0, out, size))
     return g.op("Mul", rows, g.op("Gather", whole, experts, axis=0))
 
@@ -118,7 +118,8 @@ def _bytes(g: Graph, words: Value) -> list[Value]:
     Mod takes the sign of its divisor, so lower bytes come out non-negative; the top one is what is
     left over, an exact quotient between -128 and 127.
     """
-    found, below = [], g.scalar(0, "int32")
+    found: list[Value] = []
+    below = g.scalar(0, "int32")
     for index in range(4):
         unit = g.scalar(256**index, "int32")
         if index == 3:

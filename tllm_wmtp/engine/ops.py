@@ -7,6 +7,7 @@ in float32, as the embedded runtime does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -110,7 +111,7 @@ def _float(g: Graph, x: Value) -> Value:
     return g.cast(x, "float32")
 
 
-def _op(g: Graph, kind: str, *inputs: Value, **fields: object) -> Value:
+def _op(g: Graph, kind: str, *inputs: Value, **fields: Any) -> Value:
     return g.ops(kind, inputs, ["float32"], **fields)[0]
 
 

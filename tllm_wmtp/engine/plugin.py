@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tllm_wmtp.errors import WmtpError
+
 LIBRARY = "libwmtp_tensorrt.so"
 NAME, NAMESPACE, VERSION = "WindowedDraftAttention", "wmtp", "1"
 
 
-class PluginMissing(RuntimeError):
+class PluginMissing(WmtpError):
     """The plugin library has not been built, or TensorRT does not take it."""
 
 
@@ -25,9 +27,10 @@ def find_plugin() -> Path:
         if place.exists():
             return place
     raise PluginMissing(
-        f"{LIBRARY} is not in {' or '.join(str(place.parent) for place in places)}: an engine with "
-        "windowed attention needs it; run `cmake -S . -B build/cuda -DWMTP_PYTHON=OFF "
-        "-DWMTP_CUDA=ON -DWMTP_TENSORRT=ON && cmake --build build/cuda --target wmtp_tensorrt`"
+        f"{LIBRARY} is not in {' or '.join(str(place.parent) for place in places)}",
+        "an engine with windowed attention needs it",
+        "run `cmake -S . -B build/cuda -DWMTP_PYTHON=OFF -DWMTP_CUDA=ON -DWMTP_TENSORRT=ON && "
+        "cmake --build build/cuda --target wmtp_tensorrt`",
     )
 
 
@@ -46,7 +49,8 @@ def load_plugin(tensorrt: Any, library: Path | None = None) -> Path:
         return path
     if registry.load_library(str(path)) is None:
         raise PluginMissing(
-            f"{tensorrt.__name__} refuses {path}: it takes libraries of its own architecture, from "
-            "version 10.3 on; read its log and build the plugin on this machine"
+            f"{tensorrt.__name__} refuses {path}",
+            "it takes libraries of its own architecture, from version 10.3 on",
+            "read its log and build the plugin on this machine",
         )
     return path

@@ -115,7 +115,7 @@ def tensors_hash(source: HeadSource) -> str:
         digest.update(f"{name}: {directory.element_type(name)}".encode())
         for part in parts:
             digest.update(f" {tuple(part.shape)} {part.dtype}".encode())
-            digest.update(memoryview(part.contiguous().reshape(-1).view(torch.uint8).numpy()))
+            digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -34,9 +34,7 @@ def write_block(e: Emitter, block: AttentionBlock, path: str, x: Value, attend: 
     return e.g.op("Add", x, e.emit(block.mlp, f"{path}.mlp", normed))
 
 
-def _attention(
-    e: Emitter, layer: GatedAttention, path: str, x: Value, attend: Attention
-) -> Value:
+def _attention(e: Emitter, layer: GatedAttention, path: str, x: Value, attend: Attention) -> Value:
     """Keys and values of all rows ``x [n, H]``; queries, gate and output of the answered ones."""
     g, size = e.g, layer.head_dim
     rotary = layer._rope[0].config

@@ -1,0 +1,13 @@
+"""Compiles the draft head of a checkpoint into an engine directory: ``wmtp build`` as a script.
+
+python build_scripts/build_draft_engine.py --model DIR --target sm120 --out DIR
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tllm_wmtp.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["build", *sys.argv[1:]]))

@@ -1,0 +1,52 @@
+"""``wmtp inspect``: what an engine directory holds and how it was made."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from tllm_wmtp.cli import arguments
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    parser = commands.add_parser("inspect", help="describe an engine directory")
+    parser.add_argument("directory", type=Path, help="what wmtp build made")
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from tllm_wmtp.engine.directory import read_config
+
+    config = read_config(args.directory)
+    print(json.dumps(config) if args.json else table(args.directory, config))
+    return 0
+
+
+def table(directory: Path, config: dict[str, Any]) -> str:
+    """config.json as aligned lines of text."""
+    options, ring, engine = config["options"], config["ring"], config["engine"]
+    plugin, backend = config["plugin"], config["backend"]
+    quantized = len(config["nvfp4_weights"])
+    weights = f"{options['weights']}, {quantized} weights in NVFP4" if quantized else "bf16"
+    rows = [
+        ("engine", f"{directory}: {config['kind']}, {engine['bytes']:,} bytes"),
+        ("model", f"{config['model']['family']} from {config['checkpoint']}"),
+        ("backend", f"{backend['name']} {backend['version']} for {options['target']}"),
+        ("weights", weights),
+        (
+            "ring",
+            f"{ring['lanes']} lanes of {ring['capacity']:,} slots (sink {ring['n_sink']} + window "
+            f"{ring['window']} + depth {options['depth']}), {ring['dtype']}",
+        ),
+        ("rows", f"at most {options['max_rows']} per forward"),
+        ("output", f"top {options['top_k']}" if options["top_k"] else "all logits"),
+        ("plugin", f"{plugin['name']} {plugin['version']}, sha256 {plugin['sha256'][:16]}"),
+        ("graph", f"{config['graph']['bytes']:,} bytes, written in {config['graph']['seconds']} s"),
+        ("compiled", f"in {engine['seconds']} s, sha256 {engine['sha256'][:16]}"),
+        ("weights sha256", config["model"]["weights_sha256"][:16]),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,163 @@
+"""The part of a build that reads the checkpoint: checks, graph, compiled engine, config.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tllm_wmtp
+from tllm_wmtp.engine.attention import PLUGIN
+from tllm_wmtp.engine.backends import FP4_TARGETS, compile_graph
+from tllm_wmtp.engine.build import (
+    BuildOptions,
+    Ingredients,
+    Progress,
+    hash_file,
+    hash_json,
+    rename_directory,
+)
+from tllm_wmtp.engine.directory import CONFIG, ENGINE, GRAPH, LOG, SCHEMA
+from tllm_wmtp.engine.draft import DraftSpec, WrittenGraph, write_draft_graph
+from tllm_wmtp.engine.weights import HeadSource, open_head, tensors_hash
+from tllm_wmtp.errors import ConfigError
+from tllm_wmtp.ring import RingSpec
+
+
+def compose(
+    model: Path, ingredients: Ingredients, engines: Path, progress: Progress
+) -> tuple[Path, bool]:
+    """The directory below ``engines`` with this engine, and whether it was there already.
+
+    Raises: as :func:`~tllm_wmtp.engine.build.build_draft_engine`.
+    """
+    options = ingredients.options
+    source = open_head(model)
+    _check_ring(source, options)
+    quantized = _keeps_nvfp4(source, options)
+    if quantized and options.target not in FP4_TARGETS:
+        raise ConfigError(
+            f"target {options.target!r} with NVFP4 weights",
+            f"FP4 matrix products need {', '.join(FP4_TARGETS)}",
+            "use --weights bf16",
+        )
+    progress("hashing weights")
+    identity = _identity(source, ingredients, quantized)
+    entry = engines / hash_json(identity)
+    if (entry / CONFIG).exists():
+        return entry, True
+    engines.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".building-", dir=engines))
+    try:
+        _fill(work, source, ingredients, quantized, identity, progress)
+        work.chmod(0o755)
+        rename_directory(work, entry)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return entry, False
+
+
+def draft_spec(options: BuildOptions, quantized: bool) -> DraftSpec:
+    return DraftSpec(
+        RingSpec.for_chain(options.n_sink, options.window, options.depth),
+        options.lanes,
+        options.rows,
+        dtype="bfloat16",
+        top_k=options.top_k,
+        quantized=quantized,
+        lowering=PLUGIN,
+    )
+
+
+def _check_ring(source: HeadSource, options: BuildOptions) -> None:
+    reach, limit = options.n_sink + options.window, source.config.max_position_embeddings
+    if reach > limit:
+        raise ConfigError(
+            f"n_sink {options.n_sink} + window {options.window} = {reach}",
+            f"the draft cannot see more than the model's {limit} positions",
+            "lower window or n_sink",
+        )
+
+
+def _keeps_nvfp4(source: HeadSource, options: BuildOptions) -> bool:
+    directory = source.head_weights.directory
+    kinds = {directory.element_type(name) for name in source.head_weights.names.values()}
+    if options.weights == "nvfp4" and "NVFP4" not in kinds:
+        raise ConfigError(
+            "weights 'nvfp4'",
+            f"no weight of the draft head in {source.path} is quantized to NVFP4",
+            f"quantize it first (wmtp quantize {source.path} --out DIR), or use --weights bf16",
+        )
+    return options.weights != "bf16" and "NVFP4" in kinds
+
+
+def _identity(source: HeadSource, ingredients: Ingredients, quantized: bool) -> dict[str, Any]:
+    """Everything that the engine depends on, and nothing else."""
+    facts = ingredients.facts()
+    facts["options"]["weights"] = "nvfp4" if quantized else "bf16"
+    model = {
+        "family": source.model_type,
+        "config_sha256": hash_json(source.head_weights.directory.config),
+        "weights_sha256": tensors_hash(source),
+    }
+    return {"schema": SCHEMA, "kind": "draft", "model": model, **facts}
+
+
+def _fill(
+    work: Path,
+    source: HeadSource,
+    ingredients: Ingredients,
+    quantized: bool,
+    identity: dict[str, Any],
+    progress: Progress,
+) -> None:
+    options, backend = ingredients.options, ingredients.backend
+    progress("writing the graph")
+    begin = time.monotonic()
+    written = write_draft_graph(source, draft_spec(options, quantized), work)
+    graph_s = time.monotonic() - begin
+    progress(f"compiling for {options.target} with {backend.name} {backend.version}")
+    answer = compile_graph(
+        backend,
+        {
+            "onnx": str(written.file),
+            "engine": str(work / ENGINE),
+            "log": str(work / LOG),
+            "plugin": str(ingredients.plugin),
+            "profiles": written.profiles,
+        },
+    )
+    config = identity | _facts(source, written, answer, work, graph_s)
+    (work / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def _facts(
+    source: HeadSource,
+    written: WrittenGraph,
+    answer: dict[str, Any],
+    work: Path,
+    graph_s: float,
+) -> dict[str, Any]:
+    """What a reader of config.json wants to know beside the identity."""
+    return {
+        "tool_version": tllm_wmtp.__version__,
+        "checkpoint": str(source.path.resolve()),
+        "nvfp4_weights": list(written.quantized_weights),
+        "ring": written.ring,
+        "inputs": written.inputs,
+        "outputs": written.outputs,
+        "profiles": written.profiles,
+        "graph": {
+            "bytes": sum(file.stat().st_size for file in work.glob(f"{GRAPH}*")),
+            "sha256": hash_file(work / GRAPH),
+            "seconds": round(graph_s, 2),
+        },
+        "engine": {
+            "bytes": answer["bytes"],
+            "sha256": hash_file(work / ENGINE),
+            "seconds": round(answer["seconds"], 2),
+        },
+    }
