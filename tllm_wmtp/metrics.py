@@ -96,6 +96,8 @@ class RequestMetrics:
     draft_s: list[float] = field(default_factory=list)
     verify_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
+    #: Times that the request gave up its memory to an older one and was prefilled again.
+    preemptions: int = 0
     #: Rows whose last target layer computed queries, output and feed-forward.
     prefill_last_layer_rows: int = 0
     #: Rows that the draft's prefill stored in its ring.

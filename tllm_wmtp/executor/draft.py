@@ -53,6 +53,10 @@ class Proposer(Protocol):
     @property
     def rows(self) -> int: ...
 
+    def can_acquire(self) -> bool:
+        """Whether :meth:`acquire` finds what it needs."""
+        ...
+
     def acquire(self, request: Request) -> None: ...
 
     def release(self, request: Request) -> None: ...
@@ -98,6 +102,9 @@ class NullProposer:
 
     def __init__(self, device: torch.device):
         self.device = device
+
+    def can_acquire(self) -> bool:
+        return True
 
     def acquire(self, request: Request) -> None:
         pass
@@ -243,6 +250,9 @@ class MtpProposer:
         self.bytes_per_token = kv.bytes_per_token(dtype)
         self._one_row_each = torch.arange(lanes + 1, dtype=torch.int32, device=device)
 
+    def can_acquire(self) -> bool:
+        return self.pool.can_acquire()
+
     def acquire(self, request: Request) -> None:
         request.lane = self.pool.acquire()
 
@@ -258,11 +268,12 @@ class MtpProposer:
         return self.spec.n_sink, max(tail, 0)
 
     def store(self, request: Request, start: int, hidden: torch.Tensor) -> None:
-        stop = min(start + hidden.shape[0], len(request.prompt_ids) - 1)
+        context = request.context_ids
+        stop = min(start + hidden.shape[0], len(context) - 1)
         if stop <= start or request.lane is None:
             return
         self.pool.extend(request.lane, stop - self.pool.length(request.lane))
-        following = torch.tensor(request.prompt_ids[start + 1 : stop + 1], device=self.device)
+        following = torch.tensor(context[start + 1 : stop + 1], device=self.device)
         positions = torch.arange(start, stop, dtype=torch.int64, device=self.device)
         embedding = self.head.embed(self.target, following)
         k, v = self.head.store(embedding, hidden[: stop - start], positions)

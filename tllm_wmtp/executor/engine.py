@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -22,13 +23,14 @@ from tllm_wmtp.executor.speculation import Step, speculative_step
 from tllm_wmtp.executor.text import OutputText
 from tllm_wmtp.metrics import RequestMetrics
 from tllm_wmtp.models.cache import (
+    BlockTables,
     PagedKvPool,
     RecurrentPool,
     available_bytes,
     pool_pages,
 )
 from tllm_wmtp.models.states import VerifyStates
-from tllm_wmtp.sampling import SamplingParams
+from tllm_wmtp.sampling import Logprobs, SamplingParams
 from tllm_wmtp.tree import TreeShape
 
 log = logging.getLogger(__name__)
@@ -87,7 +89,9 @@ class Engine:
         )
         self.kv = PagedKvPool(caches, pages, page, kv_dtype, self.device)
         self.recurrent = RecurrentPool(caches, slots, dtype, self.device)
-        self.scheduler = Scheduler(self.kv, self.recurrent, self.proposer, self.device)
+        longest = self.kv.pages_for(self.max_seq_len + self.proposer.rows)
+        self.tables = BlockTables(slots, longest, self.device)
+        self.scheduler = Scheduler(self.kv, self.tables, self.recurrent, self.proposer)
         self._ids = itertools.count()
         speculation = self.config.speculation
         #: Chooses each step's depth, if that was asked for.
@@ -96,7 +100,7 @@ class Engine:
             if speculation is not None and speculation.adaptive_depth
             else None
         )
-        self._members: list[Request] = []
+        self._members: list[tuple[Request, int | None]] = []
         self._states: dict[int, VerifyStates] = {}  # of the members, by levels of drafts
         #: The last speculative step, for measurements.
         self.last_step: Step | None = None
@@ -143,16 +147,19 @@ class Engine:
     def step(self) -> bool:
         """One prefill chunk, then one speculative step of all decoding requests.
 
-        A request that fails ends with an error; its neighbours go on. Returns whether work is
-        left.
+        A request that fails ends with an error; its neighbours go on. One that finds no page for
+        its next rows waits until there are some. Returns whether work is left.
         """
         self.scheduler.admit()
         prefilling = self.scheduler.next_prefill()
         if prefilling is not None:
-            self._guarded([prefilling], lambda: self._prefill(prefilling))
+            self._guarded(prefilling, lambda: self._prefill(prefilling))
         decoding = self.scheduler.decoding()
         if decoding:
-            self._guarded(decoding, lambda: self._decode(decoding))
+            draft_len = self._draft_len(decoding)
+            decoding = self.scheduler.reserve(decoding, 1 + self.proposer.tree_width * draft_len)
+        if decoding:
+            self._decode(decoding, draft_len)
         self.scheduler.retire()
         if not self.scheduler.running:
             self._members, self._states = [], {}  # an idle engine remembers no request
@@ -278,17 +285,17 @@ class Engine:
                 "shorten it, lower max_tokens, or raise KvCacheConfig(max_tokens=...)",
             )
 
-    def _guarded(self, requests: list[Request], work: Callable[[], None]) -> None:
-        """Runs ``work``; if it fails, so do ``requests`` and no others."""
+    def _guarded(self, request: Request, work: Callable[[], None]) -> None:
+        """Runs ``work``; if it fails, so does ``request`` and no other."""
         try:
             work()
         except Exception as error:
-            log.exception("requests %s failed", [request.request_id for request in requests])
-            for request in requests:
-                request.finish("error", as_request_error(error))
+            log.exception("request %d failed", request.request_id)
+            request.finish("error", as_request_error(error))
 
     def _prefill(self, request: Request) -> None:
         begin = perf_counter()
+        resumed = bool(request.output_ids)
         hidden = prefill_chunk(
             self.model.target,
             self.proposer,
@@ -296,25 +303,46 @@ class Engine:
             self.config.prefill_chunk,
             self.config.prefill_pruning,
         )
-        if hidden is not None:
+        if hidden is not None and resumed:
+            request.pending = request.output_ids[-1]
+            self._begin_decoding(request, hidden)
+        elif hidden is not None:
             verdict = StepSampler([request.sampling]).choose(self.model.target.logits(hidden))
             if not verdict.finite.all():
                 raise not_finite()
             (tokens,), (logprobs,) = verdict.tokens, verdict.logprobs
             request.pending = tokens[0]
-            self.proposer.keep(request, tokens, hidden)
-            request.phase, request.prefill_states = Phase.DECODE, None
+            self._begin_decoding(request, hidden)
             request.metrics.ttft_s = perf_counter() - request.submitted_at
         request.metrics.prefill_s += perf_counter() - begin
-        if hidden is not None:
+        if hidden is not None and not resumed:
             request.emit(tokens, logprobs)
 
-    def _decode(self, requests: list[Request]) -> None:
-        draft_len = self._draft_len(requests)
+    def _begin_decoding(self, request: Request, hidden: torch.Tensor) -> None:
+        """``hidden [1, H]`` is the last row's, and the pending token is known."""
+        self.proposer.keep(request, [request.pending], hidden)
+        request.phase, request.prefill_states = Phase.DECODE, None
+
+    def _decode(self, requests: list[Request], draft_len: int) -> None:
+        """One step; if it fails, every request takes it again alone, and who fails again ends.
+
+        Until its commit a step changes nothing that its repetition does not write anew: the rows
+        that it left in pages and rings lie beyond the lengths that count.
+        """
+        try:
+            self._step_of(requests, draft_len)
+        except Exception:
+            log.exception(
+                "a step of requests %s failed; each takes it again alone",
+                [request.request_id for request in requests],
+            )
+            for request in requests:
+                self._guarded(request, partial(self._step_of, [request], draft_len))
+
+    def _step_of(self, requests: list[Request], draft_len: int) -> None:
         states = self._states_of(requests, draft_len)
         step = speculative_step(self.model.target, self.proposer, requests, states, draft_len)
         self.last_step = step
-        self._learn(requests, step)
         verdict = step.verdict
         gains = zip(
             requests, verdict.tokens, verdict.logprobs, verdict.finite.tolist(), strict=True
@@ -323,10 +351,16 @@ class Engine:
             if not finite:
                 request.finish("error", not_finite())
                 continue
-            metrics = request.metrics
-            metrics.record_step(len(tokens) - 1, step.draft_s, step.verify_s, step.step_s)
-            metrics.draft_kv_bytes = self.proposer.kv_bytes(request)
-            request.emit(tokens, logprobs)
+            self._guarded(request, partial(self._record, request, step, tokens, logprobs))
+        self._learn(requests, step)
+
+    def _record(
+        self, request: Request, step: Step, tokens: list[int], logprobs: Logprobs | None
+    ) -> None:
+        metrics = request.metrics
+        metrics.record_step(len(tokens) - 1, step.draft_s, step.verify_s, step.step_s)
+        metrics.draft_kv_bytes = self.proposer.kv_bytes(request)
+        request.emit(tokens, logprobs)
 
     def _draft_len(self, requests: list[Request]) -> int:
         """Levels of drafts in the next step of ``requests``."""
@@ -354,16 +388,16 @@ class Engine:
 
     def _states_of(self, requests: list[Request], draft_len: int) -> VerifyStates:
         """The verify states of these requests, made anew only when one has joined or left."""
-        if requests != self._members:
-            self._members, self._states = requests, {}
+        members = [(request, request.slot) for request in requests]
+        if members != self._members:
+            self._members, self._states = members, {}
         if draft_len not in self._states:
             width = self.proposer.tree_width
-            tables = [r.block_table[0] for r in requests if r.block_table is not None]
             self._states[draft_len] = VerifyStates(
                 self.kv,
                 self.recurrent,
-                torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=-1),
-                [r.slot for r in requests if r.slot is not None],
+                self.tables,
+                [slot for _, slot in members if slot is not None],
                 draft_len + 1,
                 TreeShape(width, draft_len + 1) if width > 1 and draft_len > 0 else None,
             )

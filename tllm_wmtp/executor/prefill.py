@@ -1,8 +1,9 @@
-"""A prompt, chunk by chunk, and which of its rows anyone reads.
+"""A request's context, chunk by chunk, and which of its rows anyone reads.
 
-Nobody reads the final hidden state of a prompt row, except the last one (it chooses the first
-token) and those whose keys the draft will still see. So the last layer, where it is full attention,
-answers only these; all rows still leave their keys and values in it. That is exact.
+The context is the prompt, and after a preemption the output so far as well. Nobody reads the final
+hidden state of one of its rows, except the last one (it chooses the next token) and those whose
+keys the draft will still see. So the last layer, where it is full attention, answers only these;
+all rows still leave their keys and values in it. That is exact.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def prefill_chunk(
     states = request.prefill_states
     if states is None:
         raise RuntimeError("a request is prefilled before it was admitted")
-    length = len(request.prompt_ids)
+    length = len(request.context_ids)
     start, stop = request.prefilled, min(request.prefilled + chunk, length)
     device = states.starts.device
     spans = spans_read(start, stop, length, proposer.rows_read(length))
@@ -50,7 +51,7 @@ def prefill_chunk(
         rows = torch.cat(steps) if steps else torch.empty(0, dtype=torch.int64, device=device)
     computed = rows if pruning and target.prunable else None
     states.begin(start, stop - start, computed)
-    ids = torch.tensor([request.prompt_ids[start:stop]], device=device)
+    ids = torch.tensor([request.context_ids[start:stop]], device=device)
     hidden = target(ids, states.positions, states, rows if pruning else None)[0]
     if rows is not None and not pruning:
         hidden = hidden.index_select(0, rows)

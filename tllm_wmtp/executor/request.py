@@ -48,6 +48,9 @@ class Request:
     are the last committed rows, and those that the draft has not seen are among them: row i is the
     hidden state at ``kv_length - c + i`` and the token after it. ``draft_fed`` says that the draft
     has seen them all.
+
+    ``context_ids`` is what a prefill has to feed: the prompt, and after a preemption also all
+    output but the pending token.
     """
 
     request_id: int
@@ -68,11 +71,11 @@ class Request:
     submitted_at: float = field(default_factory=perf_counter)
 
     pages: list[int] = field(default_factory=list)
-    block_table: torch.Tensor | None = None
     slot: int | None = None
     lane: Lane | None = None
     prefill_states: PrefillStates | None = None
 
+    context_ids: list[int] = field(init=False)
     prefilled: int = 0
     kv_length: int = 0
     pending: int = 0
@@ -80,6 +83,9 @@ class Request:
     draft_hidden: torch.Tensor | None = None
     draft_fed: bool = False
     _text_sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.context_ids = self.prompt_ids
 
     @property
     def finished(self) -> bool:
@@ -89,6 +95,13 @@ class Request:
         """``tokens`` were chosen after as many rows, now committed."""
         self.kv_length += len(tokens)
         self.pending = tokens[-1]
+
+    def suspend(self) -> None:
+        """Back to the line, with nothing committed; a prefill of ``context_ids`` restores all."""
+        self.context_ids = self.prompt_ids + self.output_ids[:-1]
+        self.prefilled = self.kv_length = 0
+        self.phase = Phase.WAITING
+        self.metrics.preemptions += 1
 
     def emit(self, tokens: list[int], logprobs: Logprobs | None = None) -> None:
         """Gives out ``tokens`` one by one, as far as no stop condition cuts them off.

@@ -39,6 +39,9 @@ class PagedKvPool:
 
     ``k_pages[i], v_pages[i] [pages, tokens_per_page, Hkv, D]`` belong to the i-th full-attention
     layer; a page number means the same tokens in all of them.
+
+    A page has one owner or more. Only the request that acquired it writes to it, and never to a row
+    that another owner counts on; whoever wants to go on from a shared page copies it first.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class PagedKvPool:
         self.v_pages = [_untouched(shape, dtype, device) for _ in self.layers]
         self.scale = kv.scale
         self._free = list(range(pages - 1, -1, -1))  # taken from the end: low numbers first
+        self._owners = [0] * pages
 
     @property
     def free_pages(self) -> int:
@@ -65,17 +69,39 @@ class PagedKvPool:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.tokens_per_page)
 
-    def acquire(self, tokens: int) -> list[int]:
-        """Pages for ``tokens`` tokens, in order of position."""
-        count = self.pages_for(tokens)
+    def owners(self, page: int) -> int:
+        return self._owners[page]
+
+    def acquire(self, count: int) -> list[int]:
+        """``count`` pages that nobody owned."""
         if count > len(self._free):
-            raise RuntimeError("the scheduler admitted a request that does not fit the KV pool")
-        taken = self._free[-count:][::-1]
-        del self._free[-count:]
+            raise RuntimeError(f"{count} pages were asked for and {len(self._free)} are free")
+        taken = self._free[len(self._free) - count :][::-1]
+        del self._free[len(self._free) - count :]
+        for page in taken:
+            self._owners[page] = 1
         return taken
 
-    def release(self, pages: list[int]) -> None:
-        self._free.extend(reversed(pages))
+    def share(self, pages: Sequence[int]) -> None:
+        """One owner more for each of ``pages``, which must have one."""
+        for page in pages:
+            if self._owners[page] == 0:
+                raise RuntimeError(f"page {page} is shared and nobody owns it")
+            self._owners[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One owner less for each of ``pages``; the last one gives it back."""
+        for page in reversed(pages):
+            if self._owners[page] == 0:
+                raise RuntimeError(f"page {page} is released and nobody owns it")
+            self._owners[page] -= 1
+            if self._owners[page] == 0:
+                self._free.append(page)
+
+    def copy(self, source: int, destination: int) -> None:
+        """What ``source`` holds, in all layers."""
+        for pool in (*self.k_pages, *self.v_pages):
+            pool[destination].copy_(pool[source])
 
     def fill_random(self, pages: Sequence[int], generator: torch.Generator) -> None:
         """Random keys and values, for measurements without a prefill."""
@@ -87,6 +113,39 @@ class PagedKvPool:
             for pool in (*self.k_pages, *self.v_pages):
                 pool[pages[begin] : pages[end - 1] + 1].uniform_(-1, 1, generator=generator)
             begin = end
+
+
+class BlockTables:
+    """Which page holds which tokens of a request: one row per slot of the engine.
+
+    ``table`` int32 ``[slots, max_pages]``, -1 where there is no page. ``version`` grows with every
+    change, so that a gathered copy knows when it is out of date.
+    """
+
+    def __init__(self, slots: int, max_pages: int, device: torch.device):
+        self.table = torch.full((slots, max_pages), -1, dtype=torch.int32, device=device)
+        self.version = 0
+
+    def row(self, slot: int) -> torch.Tensor:
+        """The slot's row ``[1, max_pages]``, always up to date."""
+        return self.table[slot : slot + 1]
+
+    def write(self, slot: int, begin: int, pages: Sequence[int]) -> None:
+        """``pages`` follow the slot's first ``begin`` ones."""
+        if not pages:
+            return
+        end = begin + len(pages)
+        if end > self.table.shape[1]:
+            raise RuntimeError(f"{end} pages for a block table of {self.table.shape[1]}")
+        self.table[slot, begin:end] = torch.tensor(
+            pages, dtype=torch.int32, device=self.table.device
+        )
+        self.version += 1
+
+    def clear(self, slot: int) -> None:
+        """The slot's request has left."""
+        self.table[slot].fill_(-1)
+        self.version += 1
 
 
 class RecurrentPool:

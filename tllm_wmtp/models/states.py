@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tllm_wmtp.models.cache import PagedKvPool, RecurrentPool
+from tllm_wmtp.models.cache import BlockTables, PagedKvPool, RecurrentPool
 from tllm_wmtp.models.layers.gated_delta import chunked_gated_delta_rule, tree_gated_delta_rows
 from tllm_wmtp.models.layers.mamba2 import chunked_ssd, ssd_commit, ssd_rows
 from tllm_wmtp.models.spec import DECAYED_SUM
@@ -151,8 +151,8 @@ class VerifyStates:
     refused rows stay in their pages and are overwritten: a length decides what is visible.
 
     Args:
-        block_table: int32 ``[B, pages]``.
-        slots: the requests' slots in ``recurrent``.
+        tables: the block tables of all slots; those of ``slots`` are copied when they changed.
+        slots: the requests' slots in ``recurrent`` and ``tables``.
         rows: T, of a chain.
         tree: the rows are a tree of this shape instead; then ``begin`` takes the parents, and
             ``commit_paths`` stands for ``commit``.
@@ -162,15 +162,15 @@ class VerifyStates:
         self,
         kv: PagedKvPool,
         recurrent: RecurrentPool,
-        block_table: torch.Tensor,
+        tables: BlockTables,
         slots: Sequence[int],
         rows: int,
         tree: TreeShape | None = None,
     ):
-        device, batch = block_table.device, len(slots)
+        device, batch = tables.table.device, len(slots)
         rows = rows if tree is None else tree.rows
         self.rows, self.kv, self.pool, self.tree = rows, kv, recurrent, tree
-        self.block_table = block_table
+        self.tables, self._tables_version = tables, tables.version
         self.row_offsets = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device)
         self.query_offsets = self.row_offsets
         self.starts = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -188,6 +188,7 @@ class VerifyStates:
 
         self.slots = torch.tensor(slots, dtype=torch.int32, device=device)
         self.slot_index = self.slots.long()
+        self.block_table = tables.table[self.slot_index]  # int32 [B, pages]
         layers, kept = len(recurrent.layers), recurrent.shape
         # Layers folded into the batch: one commit call serves them all.
         offsets = torch.arange(layers, dtype=torch.int32, device=device) * recurrent.slots
@@ -211,6 +212,9 @@ class VerifyStates:
         Args:
             parents: of a tree, int64 ``[B, T]`` as :mod:`tllm_wmtp.tree` has them.
         """
+        if self._tables_version != self.tables.version:
+            torch.index_select(self.tables.table, 0, self.slot_index, out=self.block_table)
+            self._tables_version = self.tables.version
         self.starts.copy_(torch.tensor(lengths, dtype=torch.int64))
         torch.add(self.starts[:, None], self.levels, out=self.positions)
         if self.pool.layers:
