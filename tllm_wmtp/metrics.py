@@ -3,13 +3,18 @@
 ``H[n]`` counts the verify steps that accepted exactly n drafts. From it come the conditional
 acceptance rates, ``alpha_j = sum_{n>=j} H[n] / sum_{n>=j-1} H[n]``, and the acceptance length,
 ``AL = 1 + sum_j prod_{k<=j} alpha_k`` tokens per step (arXiv 2607.21535).
+
+Where the depth varies, a step that accepted all of its few drafts says nothing about the next
+position. ``alpha_j`` is then the share among the steps that drafted j tokens or more and accepted
+j - 1 or more; AL is still the tokens per step, which the histogram alone gives.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 Z_95 = 1.959963984540054
@@ -44,10 +49,16 @@ def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def conditional_acceptance(histogram: Sequence[int]) -> list[Proportion]:
-    """``alpha_1 .. alpha_gamma``: share of the steps that reached draft j and accepted it."""
+def conditional_acceptance(
+    histogram: Sequence[int], trials: Sequence[int] | None = None
+) -> list[Proportion]:
+    """``alpha_1 .. alpha_gamma``: share of the steps that reached draft j and accepted it.
+
+    ``trials[j - 1]`` counts these steps; without it every step drafted ``len(histogram) - 1``.
+    """
     reached = [sum(histogram[n:]) for n in range(len(histogram))]
-    return [Proportion(reached[j], reached[j - 1]) for j in range(1, len(histogram))]
+    trials = reached[:-1] if trials is None else trials
+    return [Proportion(*pair) for pair in zip(reached[1:], trials, strict=True)]
 
 
 def acceptance_length(histogram: Sequence[int]) -> float:
@@ -61,6 +72,19 @@ def acceptance_length(histogram: Sequence[int]) -> float:
         product *= alpha.value
         total += product
     return total
+
+
+def median_step(step_s: Sequence[float], drafted: Sequence[int]) -> float:
+    """Seconds of a step: the median of the steps of one depth, the mean over the depths by their
+    number of steps.
+
+    One median over several depths would snap to one of them, as a median throughput does.
+    """
+    by_length: dict[int, list[float]] = {}
+    for seconds, length in zip(step_s, drafted, strict=True):
+        by_length.setdefault(length, []).append(seconds)
+    steps = len(step_s)
+    return sum(len(group) / steps * statistics.median(group) for group in by_length.values())
 
 
 def time_per_output_token(
@@ -84,7 +108,8 @@ class RequestMetrics:
     """Measured while one request runs; all times are wall seconds.
 
     ``accepted_histogram`` has one entry per possible count of accepted drafts, 0 .. depth - 1; the
-    last step counts in full even if a stop cuts its tokens off.
+    last step counts in full even if a stop cuts its tokens off. ``draft_trials[j - 1]`` counts the
+    steps that drafted j tokens or more and accepted j - 1 or more.
     """
 
     arm: str
@@ -96,19 +121,47 @@ class RequestMetrics:
     draft_s: list[float] = field(default_factory=list)
     verify_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
-    #: Times that the request gave up its memory to an older one and was prefilled again.
-    preemptions: int = 0
+    #: Drafts that each step proposed.
+    drafted: list[int] = field(default_factory=list)
+    draft_trials: list[int] = field(default_factory=list)
     #: Rows whose last target layer computed queries, output and feed-forward.
     prefill_last_layer_rows: int = 0
     #: Rows that the draft's prefill stored in its ring.
     prefill_draft_rows: int = 0
     #: Bytes of the draft's own keys and values that this request filled.
     draft_kv_bytes: int = 0
+    #: Times that the request gave its memory back and was prefilled again.
+    preemptions: int = 0
+    #: Prompt tokens whose keys and values were there before, and were not computed again.
+    prefix_hit_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.draft_trials:
+            self.draft_trials = [0] * (len(self.accepted_histogram) - 1)
 
     def record_step(
-        self, accepted_drafts: int, draft_s: float, verify_s: float, step_s: float
+        self,
+        accepted_drafts: int,
+        draft_s: float,
+        verify_s: float,
+        step_s: float,
+        drafted: int | None = None,
     ) -> None:
+        """One step that proposed ``drafted`` tokens, by default as many as the depth allows.
+
+        Raises:
+            ValueError: more accepted than drafted, or more drafted than the depth allows.
+        """
+        most = len(self.accepted_histogram) - 1
+        drafted = most if drafted is None else drafted
+        if not 0 <= accepted_drafts <= drafted <= most:
+            raise ValueError(
+                f"{accepted_drafts} of {drafted} drafts accepted, where a step drafts up to {most}"
+            )
         self.accepted_histogram[accepted_drafts] += 1
+        for position in range(min(drafted, accepted_drafts + 1)):
+            self.draft_trials[position] += 1
+        self.drafted.append(drafted)
         self.draft_s.append(draft_s)
         self.verify_s.append(verify_s)
         self.step_s.append(step_s)
@@ -116,6 +169,11 @@ class RequestMetrics:
     @property
     def steps(self) -> int:
         return len(self.step_s)
+
+    @property
+    def alpha(self) -> list[Proportion]:
+        """``alpha_1 .. alpha_gamma`` with their intervals; without trials, (0, 1)."""
+        return conditional_acceptance(self.accepted_histogram, self.draft_trials)
 
     @property
     def acceptance_length(self) -> float | None:
@@ -127,4 +185,81 @@ class RequestMetrics:
         """Time per output token after the first, or None before the first step."""
         if not self.steps:
             return None
-        return time_per_output_token(self.step_s, [acceptance_length(self.accepted_histogram)])
+        seconds = median_step(self.step_s, self.drafted)
+        return time_per_output_token([seconds], [acceptance_length(self.accepted_histogram)])
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """Many requests together, as :func:`summarise` pools them.
+
+    ``accepted_histogram`` and ``draft_trials`` are sums over steps and requests; ``draft_s``,
+    ``verify_s``, ``step_s`` and ``prefill_s`` are seconds that requests waited, summed over
+    requests, so a step of four requests counts four times. ``tpot_s`` is the median step over the
+    pooled AL, ``ttft_s`` the median of the requests that made a token; both are None before that.
+    """
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    steps: int
+    drafted_tokens: int
+    accepted_histogram: list[int]
+    draft_trials: list[int]
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    step_s: float
+    tpot_s: float | None
+    ttft_s: float | None
+    preemptions: int
+    prefix_hit_tokens: int
+
+    @property
+    def alpha(self) -> list[Proportion]:
+        """``alpha_1 .. alpha_gamma`` with their intervals; without trials, (0, 1)."""
+        return conditional_acceptance(self.accepted_histogram, self.draft_trials)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per step and request, or None before the first step."""
+        return acceptance_length(self.accepted_histogram) if self.steps else None
+
+
+def summarise(metrics: Iterable[RequestMetrics]) -> EngineMetrics:
+    """Pools requests, which may have been run at different depths.
+
+    Every step keeps its seconds for the median; who serves for long passes the latest requests.
+    """
+    members = list(metrics)
+    histogram = _column_sums([m.accepted_histogram for m in members]) or [0]
+    step_s = [second for m in members for second in m.step_s]
+    drafted = [count for m in members for count in m.drafted]
+    first = [m.ttft_s for m in members if m.ttft_s is not None]
+    tpot_s = None
+    if step_s:
+        tpot_s = time_per_output_token(
+            [median_step(step_s, drafted)], [acceptance_length(histogram)]
+        )
+    return EngineMetrics(
+        requests=len(members),
+        prompt_tokens=sum(m.prompt_tokens for m in members),
+        output_tokens=sum(m.output_tokens for m in members),
+        steps=len(step_s),
+        drafted_tokens=sum(drafted),
+        accepted_histogram=histogram,
+        draft_trials=_column_sums([m.draft_trials for m in members]),
+        prefill_s=sum(m.prefill_s for m in members),
+        draft_s=sum(sum(m.draft_s) for m in members),
+        verify_s=sum(sum(m.verify_s) for m in members),
+        step_s=sum(step_s),
+        tpot_s=tpot_s,
+        ttft_s=statistics.median(first) if first else None,
+        preemptions=sum(m.preemptions for m in members),
+        prefix_hit_tokens=sum(m.prefix_hit_tokens for m in members),
+    )
+
+
+def _column_sums(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Sums of each position; shorter rows count as ending in zeros."""
+    return [sum(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
