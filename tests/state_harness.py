@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tllm_wmtp.checkpoint.loader import LoadedModel
-from tllm_wmtp.models.cache import PagedKvPool, RecurrentPool
+from tllm_wmtp.models.cache import BlockTables, PagedKvPool, RecurrentPool
 from tllm_wmtp.models.states import PrefillStates, VerifyStates
 
 ROWS = 7
@@ -21,12 +21,14 @@ class Harness:
         for pages in (*self.kv.k_pages, *self.kv.v_pages):
             pages.fill_(float("nan"))  # what nobody wrote must not be read
         self.recurrent = RecurrentPool(caches, 4, torch.float32, self.device)
-        self.kv.acquire(page)  # so that page and slot numbers are not all zero
+        self.kv.acquire(1)  # so that page and slot numbers are not all zero
         self.recurrent.acquire()
         self.sequences = [list(prompt) for prompt in prompts]
         self.slots = [self.recurrent.acquire() for _ in prompts]
-        tables = [self.kv.acquire(160) for _ in prompts]
-        self.tables = torch.tensor(tables, dtype=torch.int32)
+        pages = self.kv.pages_for(160)
+        self.tables = BlockTables(4, pages, self.device)
+        for slot in self.slots:
+            self.tables.write(slot, 0, self.kv.acquire(pages))
         self.states = VerifyStates(self.kv, self.recurrent, self.tables, self.slots, ROWS)
 
     @torch.inference_mode()
@@ -34,8 +36,8 @@ class Harness:
         """Logits of every prompt row, per request."""
         logits = []
         for index, tokens in enumerate(self.sequences):
-            table = self.tables[index : index + 1]
-            states = PrefillStates(self.kv, self.recurrent, table, self.slots[index])
+            slot = self.slots[index]
+            states = PrefillStates(self.kv, self.recurrent, self.tables.row(slot), slot)
             parts = []
             for start in range(0, len(tokens), chunk):
                 ids = torch.tensor([tokens[start : start + chunk]])
