@@ -5,9 +5,9 @@ Prompts are new to the checkpoint: training draws its documents from ``random.Ra
 these are made from string seeds of 10,000 and more. Every prompt is answered in all three arms
 through the public API, greedily, and the outputs are compared.
 
-    python build_scripts/evaluate_demo_checkpoint.py DIR [--prompts 20] [--kinds logs,sentences]
+    python build_scripts/evaluate_demo_checkpoint.py MODEL [--prompts 20] [--kinds logs,sentences]
 
-writes ``DIR/evaluation.json`` and prints a Markdown table. Every answer is kept in a JSONL file as
+writes ``evaluation.json`` beside the weights and prints a Markdown table. Every answer is kept in a JSONL file as
 soon as it is there, so an interrupted run goes on where it stopped. At 64K tokens the native arm's
 prefill takes most of the time (half a minute and more per prompt on two cores).
 """
@@ -36,6 +36,7 @@ from rich.progress import (
 )
 
 from tllm_wmtp import LLM, KvCacheConfig, MtpConfig, SamplingParams
+from tllm_wmtp.cli.arguments import model_directory
 from tllm_wmtp.demo import language
 from tllm_wmtp.metrics import acceptance_length, conditional_acceptance
 
@@ -54,7 +55,9 @@ Record = dict[str, Any]
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument(
+        "checkpoint", type=model_directory, help="a directory, or demo or demo-mamba2"
+    )
     parser.add_argument("--prompts", type=int, default=20, help="prompts per kind and context")
     parser.add_argument("--kinds", default="logs,sentences,lists", help="separated by commas")
     parser.add_argument("--contexts", help="tokens, by commas, in place of each kind's own")

@@ -103,15 +103,17 @@ def speculation(arm: str, args: argparse.Namespace) -> MtpConfig | None:
 
 
 def model_directory(name: str) -> Path:
-    """The directory called ``name``; ``demo`` is the checkpoint that the package ships."""
-    if name != "demo":
-        return Path(name)
+    """The directory called ``name``; ``demo`` and ``demo-mamba2`` are those that the package
+    ships."""
     import tllm_wmtp.demo
 
-    if not (tllm_wmtp.demo.CHECKPOINT / "config.json").exists():
+    shipped = {"demo": tllm_wmtp.demo.CHECKPOINT, "demo-mamba2": tllm_wmtp.demo.CHECKPOINT_MAMBA2}
+    if name not in shipped:
+        return Path(name)
+    if not (shipped[name] / "config.json").exists():
         raise CheckpointError(
-            "model 'demo'",
-            "this installation has no demonstration checkpoint",
+            f"model {name!r}",
+            "this installation has no such demonstration checkpoint",
             "install the package again, or make one with build_scripts/train_demo_checkpoint.py",
         )
-    return tllm_wmtp.demo.CHECKPOINT
+    return shipped[name]
