@@ -11,7 +11,6 @@ from typing import Any
 
 from tllm_wmtp.cli import arguments
 
-BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 TYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -69,7 +68,7 @@ def describe(directory: Path, kv_dtype: str) -> dict[str, Any]:
         size, kind = math.prod(checkpoint.shape(name)), checkpoint.element_type(name)
         parameters += size
         head_parameters += 0 if family.head_name(config, name) is None else size
-        stored_bytes += size * BYTES.get(kind, 1)
+        stored_bytes += checkpoint.stored_bytes(name)
         types[kind] += size
     with torch.device("meta"):
         prunable = family.target(config).prunable
