@@ -7,9 +7,9 @@ through the public API, greedily, and the outputs are compared.
 
     python build_scripts/evaluate_demo_checkpoint.py MODEL [--prompts 20] [--kinds logs,sentences]
 
-writes ``evaluation.json`` beside the weights and prints a Markdown table. Every answer is kept in a JSONL file as
-soon as it is there, so an interrupted run goes on where it stopped. At 64K tokens the native arm's
-prefill takes most of the time (half a minute and more per prompt on two cores).
+writes ``evaluation.json`` beside the weights and prints a Markdown table. Every answer is kept in a
+JSONL file as soon as it is there, so an interrupted run goes on where it stopped. At 64K tokens the
+native arm's prefill takes most of the time (half a minute and more per prompt on two cores).
 """
 
 from __future__ import annotations
