@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tllm_wmtp.config import KvCacheConfig, MtpConfig
     from tllm_wmtp.errors import CheckpointError, ConfigError, RequestError, WmtpError
     from tllm_wmtp.llm import LLM, RequestHandle
-    from tllm_wmtp.metrics import RequestMetrics
+    from tllm_wmtp.metrics import EngineMetrics, EngineUsage, RequestMetrics
     from tllm_wmtp.outputs import CompletionOutput, RequestOutput
     from tllm_wmtp.sampling import SamplingParams
 
@@ -22,6 +22,8 @@ _HOME = {
     "SamplingParams": "sampling",
     "CompletionOutput": "outputs",
     "RequestOutput": "outputs",
+    "EngineMetrics": "metrics",
+    "EngineUsage": "metrics",
     "RequestMetrics": "metrics",
     "CheckpointError": "errors",
     "ConfigError": "errors",
@@ -34,6 +36,8 @@ __all__ = [
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
+    "EngineMetrics",
+    "EngineUsage",
     "KvCacheConfig",
     "MtpConfig",
     "RequestError",

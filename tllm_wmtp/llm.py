@@ -10,9 +10,10 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -21,12 +22,14 @@ from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
 from tllm_wmtp.errors import ConfigError, RequestError, WmtpError
 from tllm_wmtp.executor.engine import Engine, as_request_error
 from tllm_wmtp.executor.request import Request, Update
+from tllm_wmtp.metrics import EngineMetrics, EngineUsage
 from tllm_wmtp.outputs import CompletionOutput, RequestOutput
 from tllm_wmtp.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
+Answer = TypeVar("Answer")
 
 
 class RequestHandle:
@@ -263,6 +266,14 @@ class LLM:
         """Starts one request and returns at once; see :class:`RequestHandle`."""
         return self._submit([(prompt, sampling_params or SamplingParams())])[0]
 
+    def metrics(self) -> EngineMetrics:
+        """Acceptance and times over the latest requests, those under way included."""
+        return self._worker.ask(self._engine.metrics)
+
+    def usage(self) -> EngineUsage:
+        """Requests, pages and lanes that are in use now."""
+        return self._worker.ask(self._engine.usage)
+
     def shutdown(self) -> None:
         """Ends the background thread; requests under way end with ``abort``."""
         self._worker.stop()
@@ -377,6 +388,24 @@ class _Worker:
                     "make the LLM after the fork, or start processes with 'spawn'",
                 )
             self.call(call)
+
+    def ask(self, call: Callable[[], Answer]) -> Answer:
+        """What ``call`` returns between steps; at once from the thread itself or after its end."""
+        answer: Future[Answer] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        if threading.current_thread() is self._thread:
+            return call()
+        with self._submission:
+            alive = not self._closed and self._thread.is_alive()
+            if alive:
+                self.call(run)
+        return answer.result() if alive else call()
 
     def stop(self) -> None:
         """Ends the thread after the step under way; requests that are left end with ``abort``."""

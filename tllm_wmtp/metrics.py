@@ -226,6 +226,19 @@ class EngineMetrics:
         return acceptance_length(self.accepted_histogram) if self.steps else None
 
 
+@dataclass(frozen=True)
+class EngineUsage:
+    """What an engine holds at one moment; ``lanes_used`` counts the draft rings with an owner."""
+
+    waiting: int
+    running: int
+    max_batch_size: int
+    kv_pages_used: int
+    kv_pages: int
+    tokens_per_page: int
+    lanes_used: int
+
+
 def summarise(metrics: Iterable[RequestMetrics]) -> EngineMetrics:
     """Pools requests, which may have been run at different depths.
 

@@ -8,7 +8,8 @@ import pytest
 from engines import ScriptedProposer, engine, run
 from tiny_model import random_prompts, tiny_checkpoint
 
-from tllm_wmtp.config import MtpConfig
+from tllm_wmtp import LLM
+from tllm_wmtp.config import KvCacheConfig, MtpConfig
 from tllm_wmtp.executor.request import Request
 from tllm_wmtp.sampling import SamplingParams
 
@@ -83,3 +84,35 @@ def test_a_dense_request_fills_no_draft_bytes(checkpoint: Path) -> None:
     assert request.metrics.draft_kv_bytes == 0
     assert request.metrics.accepted_histogram == [2]
     assert request.metrics.acceptance_length == 1.0
+
+
+def test_engine_metrics_pool_their_requests_and_usage_counts_what_is_held(
+    checkpoint: Path,
+) -> None:
+    prompts = random_prompts([5, 40], 97, seed=9)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    speculation = MtpConfig(depth=4, window=16, n_sink=2)
+    with LLM(
+        checkpoint,
+        speculation,
+        KvCacheConfig(tokens_per_page=16),
+        max_batch_size=3,
+        max_seq_len=128,
+    ) as llm:
+        outputs = llm.generate(prompts, params)
+        pooled, idle = llm.metrics(), llm.usage()
+        seen = []
+        handle = llm.generate_async(prompts[0], params)
+        handle._llm._worker.call(lambda: seen.append(llm.usage()))  # from the engine's own thread
+        handle.result()
+    alone = [output.metrics for output in outputs]
+    assert pooled.requests == 2
+    assert pooled.output_tokens == 24
+    assert pooled.steps == sum(m.steps for m in alone)
+    assert pooled.accepted_histogram == [
+        sum(counts) for counts in zip(*(m.accepted_histogram for m in alone), strict=True)
+    ]
+    assert (idle.running, idle.waiting, idle.lanes_used, idle.kv_pages_used) == (0, 0, 0, 0)
+    assert (idle.max_batch_size, idle.tokens_per_page) == (3, 16)
+    assert seen[0].running + seen[0].waiting <= 1
+    assert llm.usage().running == 0  # after shutdown too

@@ -53,6 +53,11 @@ class Proposer(Protocol):
     @property
     def rows(self) -> int: ...
 
+    @property
+    def lanes_used(self) -> int:
+        """Rings that have an owner."""
+        ...
+
     def can_acquire(self) -> bool:
         """Whether :meth:`acquire` finds what it needs."""
         ...
@@ -99,6 +104,10 @@ class NullProposer:
     @property
     def rows(self) -> int:
         return 1 + self.tree_width * (self.depth - 1)
+
+    @property
+    def lanes_used(self) -> int:
+        return 0
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -252,6 +261,10 @@ class MtpProposer:
 
     def can_acquire(self) -> bool:
         return self.pool.can_acquire()
+
+    @property
+    def lanes_used(self) -> int:
+        return self.pool.n_lanes - self.pool.n_free
 
     def acquire(self, request: Request) -> None:
         request.lane = self.pool.acquire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
@@ -21,7 +22,7 @@ from tllm_wmtp.executor.sampler import SamplingState, StepSampler
 from tllm_wmtp.executor.scheduler import Scheduler
 from tllm_wmtp.executor.speculation import Step, speculative_step
 from tllm_wmtp.executor.text import OutputText
-from tllm_wmtp.metrics import RequestMetrics
+from tllm_wmtp.metrics import EngineMetrics, EngineUsage, RequestMetrics, summarise
 from tllm_wmtp.models.cache import (
     BlockTables,
     PagedKvPool,
@@ -34,6 +35,9 @@ from tllm_wmtp.sampling import Logprobs, SamplingParams
 from tllm_wmtp.tree import TreeShape
 
 log = logging.getLogger(__name__)
+
+#: How many of the latest requests an engine's metrics are pooled from.
+METRICS_OF_REQUESTS = 256
 
 
 def as_request_error(error: Exception) -> WmtpError:
@@ -102,6 +106,7 @@ class Engine:
         )
         self._members: list[tuple[Request, int | None]] = []
         self._states: dict[int, VerifyStates] = {}  # of the members, by levels of drafts
+        self._latest: deque[RequestMetrics] = deque(maxlen=METRICS_OF_REQUESTS)
         #: The last speculative step, for measurements.
         self.last_step: Step | None = None
 
@@ -129,7 +134,24 @@ class Engine:
         request = self._make_request(list(prompt_ids), params, on_update)
         self._check(request)
         self.scheduler.enqueue(request)
+        self._latest.append(request.metrics)
         return request
+
+    def metrics(self) -> EngineMetrics:
+        """Of the latest requests, those under way included."""
+        return summarise(self._latest)
+
+    def usage(self) -> EngineUsage:
+        """What is occupied now."""
+        return EngineUsage(
+            waiting=len(self.scheduler.waiting),
+            running=len(self.scheduler.running),
+            max_batch_size=self.config.max_batch_size,
+            kv_pages_used=self.kv.pages - self.kv.free_pages,
+            kv_pages=self.kv.pages,
+            tokens_per_page=self.kv.tokens_per_page,
+            lanes_used=self.proposer.lanes_used,
+        )
 
     def abort(self, request: Request) -> None:
         """Ends a request and takes back what it holds."""
@@ -358,7 +380,9 @@ class Engine:
         self, request: Request, step: Step, tokens: list[int], logprobs: Logprobs | None
     ) -> None:
         metrics = request.metrics
-        metrics.record_step(len(tokens) - 1, step.draft_s, step.verify_s, step.step_s)
+        metrics.record_step(
+            len(tokens) - 1, step.draft_s, step.verify_s, step.step_s, step.draft_len
+        )
         metrics.draft_kv_bytes = self.proposer.kv_bytes(request)
         request.emit(tokens, logprobs)
 
