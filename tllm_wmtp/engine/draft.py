@@ -44,7 +44,7 @@ from tllm_wmtp.engine.attention import (
 )
 from tllm_wmtp.engine.emit import Emitter
 from tllm_wmtp.engine.graph import Graph, Value
-from tllm_wmtp.engine.heads import write_head
+from tllm_wmtp.engine.heads import head_writer
 from tllm_wmtp.engine.weights import HeadSource
 from tllm_wmtp.ring import RingSpec
 
@@ -138,7 +138,7 @@ class _RingAttention:
 
 def write_draft_graph(source: HeadSource, spec: DraftSpec, folder: Path) -> WrittenGraph:
     """Writes ``draft.onnx`` (and ``draft.onnx.data`` for large weights) into ``folder``."""
-    write = write_head(source.head)
+    writer = head_writer(source.head)
     config, shape = source.config, source.config.caches.draft
     hidden_size, vocab = config.hidden_size, config.vocab_size
     num_heads = int(getattr(config, "num_attention_heads"))  # noqa: B009  (not in the protocol)
@@ -165,11 +165,16 @@ def write_draft_graph(source: HeadSource, spec: DraftSpec, folder: Path) -> Writ
     )
     attend = _RingAttention(g, batch, ring, num_heads, shape.scale, spec.lowering, positions)
 
-    shared = Emitter(g, source.target_weights, spec.lowering, spec.quantized)
-    emitter = Emitter(g, source.head_weights, spec.lowering, spec.quantized)
-    embeddings = g.weight(source.target_weights.tensor("embed_tokens.weight"), "embed_tokens")
-    next_hidden = write(emitter, source.head, ops.rows(g, embeddings, token_ids), hidden, attend)
-    logits = _logits(shared, source, embeddings, next_hidden)
+    embedding, projection = source.ends(writer.embedding, writer.projection)
+    own = Emitter(g, source.head_weights, spec.lowering, spec.quantized)
+    embeddings = g.weight(embedding.tensor(), "embed_tokens")
+    next_hidden = writer.write(own, source.head, ops.rows(g, embeddings, token_ids), hidden, attend)
+    ending = Emitter(g, projection.weights, spec.lowering, spec.quantized)
+    if projection.stored_name == embedding.stored_name:  # tied: once in the graph
+        transposed = g.op("Transpose", embeddings, perm=[1, 0])
+        logits = g.op("MatMul", next_hidden, transposed)
+    else:
+        logits = ending.emit(projection.module, projection.path, next_hidden)
 
     g.output(next_hidden, "next_hidden", ["b", hidden_size])
     g.output(ops.argmax(g, logits), "draft_tokens", ["b"])
@@ -191,16 +196,8 @@ def write_draft_graph(source: HeadSource, spec: DraftSpec, folder: Path) -> Writ
         {**asdict(ring), "dtype": spec.ring_dtype},
         g.inputs,
         g.outputs,
-        (*emitter.quantized_weights, *shared.quantized_weights),
+        (*own.quantized_weights, *ending.quantized_weights),
     )
-
-
-def _logits(shared: Emitter, source: HeadSource, embeddings: Value, hidden: Value) -> Value:
-    """A tied lm_head is the embedding, once in the graph."""
-    g = shared.g
-    if source.config.tie_word_embeddings:
-        return g.op("MatMul", hidden, g.op("Transpose", embeddings, perm=[1, 0]))
-    return shared.emit(source.target.lm_head, "lm_head", hidden)
 
 
 def _profiles(

@@ -17,8 +17,11 @@ from tllm_wmtp.engine import nvfp4, ops
 from tllm_wmtp.engine.attention import PLUGIN
 from tllm_wmtp.engine.graph import Graph, Value
 from tllm_wmtp.engine.weights import Weights
+from tllm_wmtp.models.layers.gated_sigmoid_moe import GatedSigmoidMoe
 from tllm_wmtp.models.layers.moe import GatedMLP, RoutedExperts, SparseMoe
 from tllm_wmtp.models.layers.norm import RMSNorm
+from tllm_wmtp.models.layers.relu2_moe import Relu2MLP, Relu2Moe
+from tllm_wmtp.models.layers.sigmoid_router import SigmoidRouter
 
 #: ``[n, A]`` to ``[n, I]``: what stands between the two projections of an expert.
 Activation = Callable[[Graph, Value], Value]
@@ -62,6 +65,20 @@ class Emitter:
         return ops.rms_norm(self.g, x, scale, module.eps, path)
 
     @emit.register
+    def _(self, module: nn.RMSNorm, path: str, x: Value) -> Value:
+        scale = self.weights.tensor(f"{path}.weight")
+        return ops.rms_norm(self.g, x, scale, module.eps or 0.0, path)
+
+    @emit.register
+    def _(self, module: nn.LayerNorm, path: str, x: Value) -> Value:
+        scale = self.weights.tensor(f"{path}.weight")
+        return ops.rms_norm(self.g, x, scale, module.eps, path, subtract_mean=True)
+
+    @emit.register
+    def _(self, module: nn.Identity, path: str, x: Value) -> Value:
+        return x
+
+    @emit.register
     def _(self, module: GatedMLP, path: str, x: Value) -> Value:
         gate = self.emit(module.gate_proj, f"{path}.gate_proj", x)
         up = self.emit(module.up_proj, f"{path}.up_proj", x)
@@ -79,6 +96,38 @@ class Emitter:
         shared = self.emit(module.shared_expert, f"{path}.shared_expert", x)
         gate = self.emit(module.shared_expert_gate, f"{path}.shared_expert_gate", x)
         return g.op("Add", routed, g.op("Mul", g.op("Sigmoid", gate), shared))
+
+    @emit.register
+    def _(self, module: GatedSigmoidMoe, path: str, x: Value) -> Value:
+        shares, experts = self.sigmoid_router(module.gate, f"{path}.gate", x)
+        routed = self.routed_experts(module, path, x, shares, experts, gated_silu)
+        shared = self.emit(module.shared_experts, f"{path}.shared_experts", x)
+        return self.g.op("Add", routed, shared)
+
+    @emit.register
+    def _(self, module: Relu2MLP, path: str, x: Value) -> Value:
+        up = self.emit(module.up_proj, f"{path}.up_proj", x)
+        return self.emit(module.down_proj, f"{path}.down_proj", squared_relu(self.g, up))
+
+    @emit.register
+    def _(self, module: Relu2Moe, path: str, x: Value) -> Value:
+        shares, experts = self.sigmoid_router(module.gate, f"{path}.gate", x)
+        latent = self.emit(module.fc1_latent_proj, f"{path}.fc1_latent_proj", x)
+        routed = self.routed_experts(module, path, latent, shares, experts, squared_relu)
+        routed = self.emit(module.fc2_latent_proj, f"{path}.fc2_latent_proj", routed)
+        shared = self.emit(module.shared_experts, f"{path}.shared_experts", x)
+        return self.g.op("Add", routed, shared)
+
+    def sigmoid_router(self, module: SigmoidRouter, path: str, x: Value) -> tuple[Value, Value]:
+        """Weights and experts ``[n, k]``, scored in float32 whatever the network's type."""
+        return ops.sigmoid_router(
+            self.g,
+            x,
+            self.weights.tensor(f"{path}.weight"),
+            self.weights.tensor(f"{path}.e_score_correction_bias"),
+            module.config,
+            path,
+        )
 
     def routed_experts(
         self,
@@ -164,3 +213,8 @@ def gated_silu(g: Graph, x: Value) -> Value:
     """``silu(gate) * up`` of ``[..., gate and up]``."""
     gate, up = g.ops("Split", [x], [x.dtype] * 2, axis=-1, num_outputs=2)
     return g.op("Mul", ops.silu(g, gate), up)
+
+
+def squared_relu(g: Graph, x: Value) -> Value:
+    positive = g.op("Relu", x)
+    return g.op("Mul", positive, positive)

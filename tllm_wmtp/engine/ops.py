@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tllm_wmtp.engine.graph import Graph, Value
+from tllm_wmtp.models.layers.sigmoid_router import RouterConfig
 
 
 def linear(g: Graph, x: Value, weight: torch.Tensor, bias: torch.Tensor | None, hint: str) -> Value:
@@ -100,6 +101,49 @@ def top_k(g: Graph, x: Value, k: int) -> tuple[Value, Value]:
 def argmax(g: Graph, x: Value) -> Value:
     """Index of the largest of the last axis (int64), the first of equals."""
     return g.op("ArgMax", x, dtype="int64", axis=-1, keepdims=0)
+
+
+def sigmoid_router(
+    g: Graph,
+    x: Value,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    config: RouterConfig,
+    hint: str,
+) -> tuple[Value, Value]:
+    """Weights (network's type) and experts (int64) ``[n, k]`` of rows ``x [n, H]``.
+
+    See :class:`~tllm_wmtp.models.layers.sigmoid_router.SigmoidRouter`: the bias takes part in the
+    choice only, and of ``n_group`` groups the best ``topk_group`` are considered.
+    """
+    matrix = g.constant(weight.float().t(), hint)
+    scores = _op(g, "Sigmoid", _op(g, "MatMul", _float(g, x), matrix))
+    choice = _op(g, "Add", scores, g.constant(bias.float(), f"{hint}.bias"))
+    if config.topk_group < config.n_group:
+        choice = _best_groups(g, choice, config)
+    _, experts = top_k(g, choice, config.top_k)
+    (weights,) = g.ops("GatherElements", [scores, experts], ["float32"], axis=1)
+    if config.norm_topk_prob:
+        total = _op(g, "ReduceSum", weights, g.ints(-1), keepdims=1)
+        weights = _op(g, "Div", weights, _op(g, "Add", total, g.scalar(1e-20, "float32")))
+    weights = _op(g, "Mul", weights, g.scalar(config.routed_scaling_factor, "float32"))
+    return _back(g, weights), experts
+
+
+def _best_groups(g: Graph, choice: Value, config: RouterConfig) -> Value:
+    """``choice [n, E]`` with the experts of all but the best groups out of reach."""
+    groups, size = config.n_group, config.num_experts // config.n_group
+    grouped = g.op("Reshape", choice, g.ints(0, groups, size))
+    best_two, _ = top_k(g, grouped, 2)
+    score = _op(g, "ReduceSum", best_two, g.ints(-1), keepdims=0)
+    _, kept = top_k(g, score, config.topk_group)  # [n, topk_group]
+    numbers = g.constant(torch.arange(groups), f"groups_{groups}")
+    (equal,) = g.ops("Equal", [g.op("Unsqueeze", kept, g.ints(2)), numbers], ["bool"])
+    hits = _op(g, "ReduceMax", g.cast(equal, "float32"), g.ints(1), keepdims=0)  # [n, groups]
+    (inside,) = g.ops("Greater", [hits, g.scalar(0.0, "float32")], ["bool"])
+    mask = g.op("Unsqueeze", inside, g.ints(2))
+    (left,) = g.ops("Where", [mask, grouped, g.scalar(-3.0e38, "float32")], ["float32"])
+    return g.op("Reshape", left, g.ints(0, config.num_experts))
 
 
 # Operations of the float32 islands: they are float32 in every network, so nothing rounds them.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tllm_wmtp.checkpoint.directory import CheckpointDirectory
 from tllm_wmtp.checkpoint.loader import sort_names
@@ -53,6 +54,23 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """One module with its weights: the embedding, or the projection to logits."""
+
+    module: nn.Module
+    weights: Weights
+    path: str
+
+    @property
+    def stored_name(self) -> str:
+        """The checkpoint's name of its weight."""
+        return self.weights.names.get(f"{self.path}.weight", "")
+
+    def tensor(self) -> torch.Tensor:
+        return self.weights.tensor(f"{self.path}.weight")
+
+
+@dataclass(frozen=True)
 class HeadSource:
     """A checkpoint's draft head: module skeletons without storage, and where their weights are."""
 
@@ -66,6 +84,17 @@ class HeadSource:
     @property
     def path(self) -> Path:
         return self.head_weights.directory.path
+
+    def ends(self, embedding: str | None, projection: str | None) -> tuple[Layer, Layer]:
+        """The head's first and last layer: modules of its own by these names, else the target's."""
+        names = ((embedding, "embed_tokens"), (projection, "lm_head"))
+        first, last = (
+            Layer(self.target.get_submodule(theirs), self.target_weights, theirs)
+            if own is None
+            else Layer(self.head.get_submodule(own), self.head_weights, own)
+            for own, theirs in names
+        )
+        return first, last
 
 
 def open_head(path: str | Path) -> HeadSource:
@@ -81,7 +110,7 @@ def open_head(path: str | Path) -> HeadSource:
     target_names, head_names = sort_names(directory, family, config)
     if not head_names:
         raise CheckpointError(
-            f"{directory.path} has no {family.head_tensors}",
+            f"{directory.path} has no {family.head_tensors.format(config=config)}",
             "a draft engine is made of the checkpoint's own MTP head",
             "use the checkpoint that ships them",
         )
@@ -90,6 +119,8 @@ def open_head(path: str | Path) -> HeadSource:
         head = family.head(target)
     if config.tie_word_embeddings:
         target_names["lm_head.weight"] = target_names["embed_tokens.weight"]
+    for ours, theirs in head.shared.items():
+        head_names.setdefault(ours, target_names[theirs])
     return HeadSource(
         config,
         str(directory.config["model_type"]),
@@ -100,14 +131,14 @@ def open_head(path: str | Path) -> HeadSource:
     )
 
 
+_ENDS = ("embed_tokens", "lm_head")
+
+
 def tensors_hash(source: HeadSource) -> str:
     """SHA-256 of every tensor that the head's graph may read: names, shapes, types and bytes."""
     digest = hashlib.sha256()
-    shared = ["embed_tokens.weight", "lm_head.weight"]
-    used = {
-        *source.head_weights.names.values(),
-        *(source.target_weights.names[name] for name in shared),
-    }
+    shared = [source.target_weights.names.get(f"{name}.weight") for name in _ENDS]
+    used = {*source.head_weights.names.values(), *filter(None, shared)}
     directory = source.head_weights.directory
     for name in sorted(used):
         found = directory.quantized(name)
