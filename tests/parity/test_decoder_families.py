@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,11 @@ class Pair:
         return self.oracle(torch.tensor([tokens]), use_cache=False).logits[0]
 
 
-@pytest.fixture(params=LAYOUTS, ids=lambda name: name.replace(", ", "-").replace(" ", "-"))
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
-    return Pair(tmp_path, request.param)
+@pytest.fixture(
+    scope="module", params=LAYOUTS, ids=lambda name: name.replace(", ", "-").replace(" ", "-")
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp("checkpoint"), request.param)
 
 
 def test_prefill_verify_and_partial_commits_equal_transformers(pair: Pair) -> None:
@@ -96,7 +99,7 @@ def test_the_head_equals_its_description_and_feeds_itself(pair: Pair) -> None:
     scale = target.config.caches.attention.scale
     positions = torch.arange(len(tokens) - 1)[None]
     hidden = target(torch.tensor([tokens[:-1]]), positions, CausalStates(scale=scale))
-    expected = handed_over(pair.oracle.double(), pair.config, tokens[:-1])
+    expected = handed_over(copy.deepcopy(pair.oracle).double(), pair.config, tokens[:-1])
     torch.testing.assert_close(hidden[0].double(), expected, **SCALED)
     following = tokens[1:]
     for _ in range(4):
