@@ -187,20 +187,26 @@ class Emitter:
             return torch.stack(
                 [torch.cat([self.weights.tensor(name) for name in row]) for row in names]
             )
-        return self._quantized_stack(names)
-
-    def _quantized_stack(self, names: list[list[str]]) -> NvFp4Weight:
-        """Experts kept apart: the parts of one share a global scale, which exporters see to."""
-        packed, scales, wholes = [], [], []
-        for row in names:
-            found = [weight for name in row if (weight := self.weights.quantized(name)) is not None]
-            whole = torch.stack([one.global_scale.float().reshape(()) for one in found]).amax()
-            packed.append(torch.cat([one.packed for one in found]))
-            scales.append(torch.cat([_rescaled(one, whole) for one in found]))
-            wholes.append(whole)
-        return NvFp4Weight(
-            torch.stack(packed), torch.stack(scales), torch.stack(wholes).reshape(-1, 1, 1)
+        return stack_experts(
+            [[one for name in row if (one := self.weights.quantized(name))] for row in names]
         )
+
+
+def stack_experts(rows: list[list[NvFp4Weight]]) -> NvFp4Weight:
+    """One stack of experts kept apart, each a list of parts that lie one under the other.
+
+    The parts of one expert need one global scale: exporters give them one, and block scales are
+    float32 where a part's had to change.
+    """
+    packed, scales, wholes = [], [], []
+    for parts in rows:
+        whole = torch.stack([one.global_scale.float().reshape(()) for one in parts]).amax()
+        packed.append(torch.cat([one.packed for one in parts]))
+        scales.append(torch.cat([_rescaled(one, whole) for one in parts]))
+        wholes.append(whole)
+    return NvFp4Weight(
+        torch.stack(packed), torch.stack(scales), torch.stack(wholes).reshape(-1, 1, 1)
+    )
 
 
 def _rescaled(weight: NvFp4Weight, whole: torch.Tensor) -> torch.Tensor:
