@@ -31,17 +31,18 @@ from tllm_wmtp.latency import CostModel
 #: Steps after which a draft position's trials weigh 1/e.
 MEMORY_STEPS = 25
 #: The same for the first position's long-run share, in trials.
-ANCHOR_TRIALS = 500
+ANCHOR_TRIALS = 200
 #: What the first position is taken for before any trial, and the trials that this counts for.
 FIRST_ALPHA, FIRST_TRIALS = 0.8, 4.0
-#: Trials that the prior of a position counts for, and the prior over the estimate of the position
-#: before: acceptance falls slowly along a step's drafts.
-PRIOR_TRIALS, FALL = 1.0, 0.95
+#: Trials that the prior of the first and of a later position counts for, and how much less than the
+#: position before a later one is taken for: acceptance falls slowly along a step's drafts.
+FIRST_PRIOR_TRIALS, PRIOR_TRIALS, FALL = 3.0, 1.0, 0.95
 #: Most of the time that probes may lose, and how much of it can be saved up or owed, in steps.
 PROBE_SHARE, PROBE_STEPS_SAVED = 0.01, 1.5
-#: Steps after which a neighbour of the best depth is probed, and any other one: its time may
-#: have changed.
-PROBE_AFTER, REFRESH_AFTER = 32, 256
+#: Steps after which a probe may be made: of one draft while none is drafted, which nothing else
+#: would ever try again; of a neighbour of the best depth; of any depth. A step's times may have
+#: changed.
+PROBE_FIRST_AFTER, PROBE_NEAR_AFTER, PROBE_FAR_AFTER = 8, 32, 256
 
 
 class AcceptanceEstimate:
@@ -78,11 +79,11 @@ class AcceptanceEstimate:
         return self._anchor
 
     def alphas(self) -> list[float]:
-        prior, rates = self._anchor, []
+        prior, weight, rates = self._anchor, FIRST_PRIOR_TRIALS, []
         for accepted, trials in zip(self._accepted, self._trials, strict=True):
-            rate = (accepted + PRIOR_TRIALS * prior) / (trials + PRIOR_TRIALS)
+            rate = (accepted + weight * prior) / (trials + weight)
             rates.append(rate)
-            prior = FALL * rate
+            prior, weight = FALL * rate, PRIOR_TRIALS
         return rates
 
     @property
@@ -205,7 +206,9 @@ class DepthController:
         return _Plan(probe + 1, best + 1, regrets[probe])
 
     def _is_waiting(self, index: int, best: int) -> bool:
-        limit = PROBE_AFTER if abs(index - best) == 1 else REFRESH_AFTER
+        limit = PROBE_NEAR_AFTER if abs(index - best) == 1 else PROBE_FAR_AFTER
+        if best == 0 and index == 1:
+            limit = PROBE_FIRST_AFTER
         return index != best and self._step - self._last_step_at[index] >= limit
 
     def _account(self, depth: int, accepted: Sequence[int], step_s: float) -> None:
