@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tllm_wmtp.checkpoint.loader import LoadedModel
+from tllm_wmtp.checkpoint.recipe import HEAD, TARGET
 from tllm_wmtp.errors import RequestError
 from tllm_wmtp.models.causal import CausalStates
 from tllm_wmtp.models.layers.moe import RoutedExperts
@@ -51,7 +52,7 @@ def observe(
             found = x.detach().abs().amax().float()
             largest[key] = torch.maximum(largest[key], found) if key in largest else found
 
-    with _recorded("target", model.target, record), _recorded("head", model.head, record):
+    with _recorded(TARGET, model.target, record), _recorded(HEAD, model.head, record):
         for sequence in sequences:
             _run(model, sequence)
             done()

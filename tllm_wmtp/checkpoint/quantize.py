@@ -18,21 +18,21 @@ import torch
 from safetensors.torch import save_file
 
 from tllm_wmtp import __version__
+from tllm_wmtp.checkpoint.backends import Backend, Builtin, ModelOptimizer
 from tllm_wmtp.checkpoint.calibration import observe
 from tllm_wmtp.checkpoint.directory import INDEX, SINGLE, CheckpointDirectory
 from tllm_wmtp.checkpoint.loader import load_model
 from tllm_wmtp.checkpoint.partial import PartialDirectory
 from tllm_wmtp.checkpoint.quantization.metadata import HF_QUANT_CONFIG
-from tllm_wmtp.checkpoint.quantization.packing import global_scale_of, pack
-from tllm_wmtp.checkpoint.quantization.weights import BLOCK, E2M1_MAX, E4M3_MAX, NvFp4Weight
+from tllm_wmtp.checkpoint.quantization.weights import BLOCK, E2M1_MAX, E4M3_MAX
 from tllm_wmtp.checkpoint.recipe import Plan, Recipe, Unit, make_plan
 from tllm_wmtp.errors import CheckpointError
 
-#: Quantizes one matrix with a given global scale and input scale.
-Pack = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], NvFp4Weight]
 #: Called with what is being done, and how much of it is done of how much.
 Progress = Callable[[str, int, int], None]
 
+#: Model Optimizer's own export, while the quantized copy is made.
+SCRATCH = "modelopt"
 #: Files beside the weights that a quantized copy needs too.
 COMPANIONS = (
     "added_tokens.json",
@@ -76,37 +76,6 @@ class Summary:
     excluded: tuple[str, ...] = field(repr=False)
 
 
-def builtin_pack() -> Pack:
-    return pack
-
-
-def modelopt_pack() -> Pack:
-    """Quantizes by ``nvidia-modelopt`` itself; bit for bit what :func:`.packing.pack` gives.
-
-    Raises:
-        CheckpointError: it is not installed.
-    """
-    try:
-        from modelopt.torch.quantization.qtensor import NVFP4QTensor
-    except ImportError as error:
-        raise CheckpointError(
-            f"backend 'modelopt' ({error})",
-            "it needs the package nvidia-modelopt",
-            "pip install 'tllm-wmtp[quantize]', or use --backend builtin",
-        ) from error
-
-    def quantize(
-        weight: torch.Tensor, global_scale: torch.Tensor, input_scale: torch.Tensor | None
-    ) -> NvFp4Weight:
-        packed, block_scale, _ = NVFP4QTensor.quantize(weight.clone(), BLOCK, None, global_scale)
-        return NvFp4Weight(packed._quantized_data, block_scale, global_scale, input_scale)
-
-    return quantize
-
-
-BACKENDS: dict[str, Callable[[], Pack]] = {"builtin": builtin_pack, "modelopt": modelopt_pack}
-
-
 def quantize_checkpoint(
     source: str | Path,
     out: str | Path,
@@ -132,15 +101,22 @@ def quantize_checkpoint(
             f"it is quantized already ({directory.quantization.algorithm})",
             "quantize the unquantized checkpoint",
         )
-    packer = BACKENDS[backend]()
+    if backend == "modelopt" and calibration is None:
+        raise CheckpointError(
+            "backend 'modelopt' without a calibration",
+            "Model Optimizer is used for its calibration and export",
+            "use --backend builtin, or calibrate on some text",
+        )
     plan = make_plan(directory, recipe)
     shards = _shards(plan, shard_bytes)
     mark = _fingerprint(directory, recipe, calibration, backend, shard_bytes)
     with PartialDirectory(out, mark) as partial:
         amax = _amax(partial, directory, recipe, calibration, progress)
-        taken_up = _write_shards(partial, directory, shards, packer, amax, progress)
+        quantizer = _backend(backend, directory, calibration, partial)
+        taken_up = _write_shards(partial, directory, shards, quantizer, amax, progress)
         algorithm = "NVFP4" if calibration is not None else "W4A16_NVFP4"
         _write_metadata(partial, directory, shards, plan, algorithm)
+        shutil.rmtree(partial.path / SCRATCH, ignore_errors=True)
         partial.publish()
     return Summary(
         Path(out),
@@ -202,6 +178,18 @@ def _amax(
     return amax
 
 
+def _backend(
+    name: str,
+    directory: CheckpointDirectory,
+    calibration: Calibration | None,
+    partial: PartialDirectory,
+) -> Backend:
+    if name == "builtin" or calibration is None:
+        return Builtin()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return ModelOptimizer(directory.path, calibration.sequences, partial.path / SCRATCH, device)
+
+
 def _shards(plan: Plan, shard_bytes: int) -> list[tuple[str, list[Unit]]]:
     """File names and what goes into each, about ``shard_bytes`` of it."""
     groups: list[list[Unit]] = [[]]
@@ -225,7 +213,7 @@ def _write_shards(
     partial: PartialDirectory,
     directory: CheckpointDirectory,
     shards: list[tuple[str, list[Unit]]],
-    packer: Pack,
+    backend: Backend,
     amax: dict[str, float],
     progress: Progress,
 ) -> int:
@@ -240,7 +228,7 @@ def _write_shards(
             continue
         tensors: dict[str, torch.Tensor] = {}
         for unit in units:
-            tensors.update(_tensors(unit, read, packer, amax))
+            tensors.update(_tensors(unit, read, backend, amax))
             done += 1
             progress("quantizing", done, total)
         partial.write(name, functools.partial(save_file, tensors, metadata={"format": "pt"}))
@@ -263,7 +251,7 @@ class _LastTensor:
 def _tensors(
     unit: Unit,
     read: Callable[[str], torch.Tensor],
-    packer: Pack,
+    backend: Backend,
     amax: dict[str, float],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """What the unit becomes in the quantized checkpoint."""
@@ -278,14 +266,13 @@ def _tensors(
                 "every weight must be a finite number",
                 "download the file again",
             )
-    global_scale, input_scale = global_scale_of(weights), _input_scale(unit, amax)
-    for projection, weight in zip(unit.projections, weights, strict=True):
-        packed = packer(weight, global_scale, input_scale)
+    quantized = backend.quantize(unit, weights, _input_scale(unit, amax))
+    for projection, packed in zip(unit.projections, quantized, strict=True):
         yield f"{projection.module}.weight", packed.packed.contiguous()
         yield f"{projection.module}.weight_scale", packed.block_scale.contiguous()
         yield f"{projection.module}.weight_scale_2", packed.global_scale.clone()
-        if input_scale is not None:
-            yield f"{projection.module}.input_scale", input_scale.clone()
+        if packed.input_scale is not None:
+            yield f"{projection.module}.input_scale", packed.input_scale.clone()
 
 
 def _input_scale(unit: Unit, amax: dict[str, float]) -> torch.Tensor | None:

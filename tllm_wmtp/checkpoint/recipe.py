@@ -22,6 +22,8 @@ from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.layers.moe import RoutedExperts
 from tllm_wmtp.models.registry import family_of
 
+#: What the keys of observed inputs begin with.
+TARGET, HEAD = "target", "head"
 #: Last names of linear layers that stay as they are.
 KEPT = frozenset(
     {
@@ -144,8 +146,8 @@ def make_plan(directory: CheckpointDirectory, recipe: Recipe) -> Plan:
     units += [Unit(directory.stored_bytes(name), name) for name in copied]
     position = {name: index for index, name in enumerate(directory.names)}
     units.sort(key=lambda unit: position[unit.name or unit.projections[0].source])
-    excluded = sorted({_module(name) for name in copied if _is_matrix(directory, name)})
-    return Plan(tuple(units), tuple(excluded))
+    excluded = {_module(name) for name in copied if len(directory.shape(name)) > 1}
+    return Plan(tuple(units), tuple(sorted(excluded | {"lm_head"})))  # tied, it has no tensor
 
 
 def _quantized_units(directory: CheckpointDirectory, recipe: Recipe) -> Iterator[Unit]:
@@ -157,7 +159,7 @@ def _quantized_units(directory: CheckpointDirectory, recipe: Recipe) -> Iterator
         target = family.target(config)
         head = family.head(target) if recipe.mtp and head_names else None
     left_alone = Modules(recipe.exclude)
-    roots = [("target", target, target_names), ("head", head, head_names)]
+    roots = [(TARGET, target, target_names), (HEAD, head, head_names)]
     for root, model, names in roots:
         for path, module in () if model is None else model.named_modules():
             if isinstance(module, RoutedExperts):
@@ -251,8 +253,3 @@ def _unit(projections: list[Projection], observed: str) -> Unit:
 
 def _module(name: str) -> str:
     return name.removesuffix(".weight")
-
-
-def _is_matrix(directory: CheckpointDirectory, name: str) -> bool:
-    """Whether a reader could take it for a layer that might be quantized."""
-    return len(directory.shape(name)) >= 2 and "embed" not in name

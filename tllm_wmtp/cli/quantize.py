@@ -59,7 +59,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--backend",
         choices=("builtin", "modelopt"),
         default="builtin",
-        help="what rounds the weights; both give the same bits",
+        help="who quantizes the target; the weights get the same bits (modelopt: pip install "
+        "'tllm-wmtp[quantize]')",
     )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
