@@ -38,7 +38,7 @@ def engine(
 ) -> Engine:
     limits.setdefault("max_seq_len", 512)
     limits.setdefault("prefill_chunk", 32)
-    limits.setdefault("kv_cache", KvCacheConfig(tokens_per_page=16))
+    limits.setdefault("kv_cache", KvCacheConfig(tokens_per_page=16, enable_block_reuse=False))
     model = load_model(checkpoint, with_head=speculation is not None)
     return Engine(model, EngineConfig(speculation=speculation, **limits), proposer)
 

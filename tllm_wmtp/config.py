@@ -129,13 +129,29 @@ class KvCacheConfig:
             ``max_batch_size`` requests of ``max_seq_len`` tokens, as far as memory allows.
         tokens_per_page: tokens per page of the pool.
         dtype: element type of the pool and of the draft's ring; ``auto`` is the compute type.
+        enable_block_reuse: keep what requests leave behind (pages, recurrent states, draft ring),
+            so that a prompt that begins with an earlier one, or with an earlier one and its output,
+            is computed only from there on.
+        reuse_bytes: most memory for that, without the pages, which stay in the pool and are given
+            up when running requests need them; None is room for two copies per running request,
+            at least 64 MiB and at most an eighth of the free memory.
     """
 
     max_tokens: int | None = None
     tokens_per_page: int = 64
     dtype: str = "auto"
+    enable_block_reuse: bool = True
+    reuse_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        if self.reuse_bytes is not None:
+            _require_int("reuse_bytes", self.reuse_bytes)
+            _require(
+                self.reuse_bytes >= 0,
+                f"reuse_bytes {self.reuse_bytes}",
+                "it is an amount of memory in bytes",
+                "use enable_block_reuse=False for none, or None for the default",
+            )
         _require_int("tokens_per_page", self.tokens_per_page)
         _require(
             self.tokens_per_page >= 1,

@@ -23,7 +23,7 @@ WINDOWED = MtpConfig(depth=5, window=8, n_sink=2)
 ARMS = pytest.mark.parametrize(
     "speculation", [None, WINDOWED, MtpConfig.native(depth=5)], ids=["dense", "windowed", "native"]
 )
-TIGHT = KvCacheConfig(max_tokens=128, tokens_per_page=8)
+TIGHT = KvCacheConfig(max_tokens=128, tokens_per_page=8, enable_block_reuse=False)
 
 
 @pytest.fixture(scope="module", params=["hybrid", "attention only"])
@@ -148,7 +148,8 @@ def test_requests_return_in_the_order_they_came(checkpoint: Path) -> None:
 
 
 def test_a_request_holds_the_pages_of_its_rows_and_no_more(checkpoint: Path) -> None:
-    machine = engine(checkpoint, WINDOWED, kv_cache=KvCacheConfig(tokens_per_page=4))
+    kv = KvCacheConfig(tokens_per_page=4, enable_block_reuse=False)
+    machine = engine(checkpoint, WINDOWED, kv_cache=kv)
     request = machine.submit(PROMPTS[0], GREEDY)
     machine.step()
     while not request.finished:

@@ -153,7 +153,8 @@ def build_engine(loaded: LoadedModel, plan: Plan, speculation: MtpConfig | None)
         loaded,
         EngineConfig(
             speculation=speculation,
-            kv_cache=KvCacheConfig(max_tokens=longest + plan.depth + 64),
+            # Without reuse: every prompt's time to the first token is that of its whole prefill.
+            kv_cache=KvCacheConfig(max_tokens=longest + plan.depth + 64, enable_block_reuse=False),
             max_batch_size=1,
             max_seq_len=longest,
         ),

@@ -58,6 +58,11 @@ class Proposer(Protocol):
         """Rings that have an owner."""
         ...
 
+    @property
+    def lane_bytes(self) -> int:
+        """Memory that one request's draft keys and values take at most."""
+        ...
+
     def can_acquire(self) -> bool:
         """Whether :meth:`acquire` finds what it needs."""
         ...
@@ -73,6 +78,19 @@ class Proposer(Protocol):
 
     def store(self, request: Request, start: int, hidden: torch.Tensor) -> None:
         """Prefill: ``hidden [n, H]`` of consecutive prompt rows from position ``start``."""
+        ...
+
+    def copy_ring(self, request: Request, rows: int) -> tuple[torch.Tensor, ...]:
+        """What of the first ``rows`` draft rows is still there, for :meth:`paste_ring`."""
+        ...
+
+    def paste_ring(self, request: Request, ring: tuple[torch.Tensor, ...], rows: int) -> None:
+        """Gives a request that has no draft rows yet those of ``copy_ring(..., rows)``."""
+        ...
+
+    def settle(self, request: Request) -> torch.Tensor:
+        """Stores the committed draft rows that still wait, all but the last, whose token is pending
+        and whose hidden state ``[1, H]`` is returned."""
         ...
 
     def propose(self, requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
@@ -100,6 +118,7 @@ class NullProposer:
 
     depth = 1
     tree_width = 1
+    lane_bytes = 0
 
     @property
     def rows(self) -> int:
@@ -126,6 +145,17 @@ class NullProposer:
 
     def store(self, request: Request, start: int, hidden: torch.Tensor) -> None:
         pass
+
+    def copy_ring(self, request: Request, rows: int) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def paste_ring(self, request: Request, ring: tuple[torch.Tensor, ...], rows: int) -> None:
+        pass
+
+    def settle(self, request: Request) -> torch.Tensor:
+        if request.draft_hidden is None:
+            raise RuntimeError("a request decodes before its prefill is done")
+        return request.draft_hidden[-1:]
 
     def propose(self, requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
         return Drafts(torch.empty(len(requests), 0, dtype=torch.int64, device=self.device))
@@ -257,6 +287,7 @@ class MtpProposer:
         self.pool = LanePool(lanes)
         self.attend = RingAttend(self.spec, lanes, kv, dtype, device)
         self.bytes_per_token = kv.bytes_per_token(dtype)
+        self.lane_bytes = self.spec.capacity * self.bytes_per_token
         self._one_row_each = torch.arange(lanes + 1, dtype=torch.int32, device=device)
 
     def can_acquire(self) -> bool:
@@ -293,10 +324,44 @@ class MtpProposer:
         self.attend.append(k, v, start, request.lane.index)
         request.metrics.prefill_draft_rows += stop - start
 
+    def copy_ring(self, request: Request, rows: int) -> tuple[torch.Tensor, ...]:
+        if request.lane is None:
+            return ()
+        # Slots of rows yet to come are not copied; until the ring is full these are the last ones.
+        lane, filled = request.lane.index, min(rows, self.spec.capacity)
+        return tuple(
+            ring[lane, :filled].clone() for ring in (self.attend.ring_k, self.attend.ring_v)
+        )
+
+    def paste_ring(self, request: Request, ring: tuple[torch.Tensor, ...], rows: int) -> None:
+        if request.lane is None:
+            return
+        for whole, filled in zip((self.attend.ring_k, self.attend.ring_v), ring, strict=True):
+            whole[request.lane.index, : len(filled)] = filled
+        self.pool.extend(request.lane, rows)
+
+    def settle(self, request: Request) -> torch.Tensor:
+        if request.draft_hidden is None or request.lane is None:
+            raise RuntimeError("a request decodes before its prefill is done")
+        count = len(request.draft_tokens) - 1
+        if count > 0:
+            start = request.kv_length - count - 1
+            positions = torch.arange(start, start + count, device=self.device)
+            ids = torch.tensor(request.draft_tokens[:count], device=self.device)
+            k, v = self.head.store(
+                self.head.embed(self.target, ids), request.draft_hidden[:count], positions
+            )
+            self.attend.append(k, v, start, request.lane.index)
+            self.pool.extend(request.lane, start + count - self.pool.length(request.lane))
+            request.draft_tokens = request.draft_tokens[count:]
+            request.draft_hidden = request.draft_hidden[count:].clone()
+        return request.draft_hidden
+
     def propose(self, requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
         if draft_len == 0:
             for request in requests:
-                self._store_waiting(request)
+                if len(request.draft_tokens) > MOST_ROWS_WAITING:
+                    self.settle(request)
             return Drafts(torch.empty(len(requests), 0, dtype=torch.int64, device=self.device))
         lanes = torch.tensor(
             [request.lane.index for request in requests if request.lane is not None],
@@ -403,25 +468,6 @@ class MtpProposer:
     def _lengths(self, requests: Sequence[Request]) -> torch.Tensor:
         lengths = [request.kv_length for request in requests]
         return torch.tensor(lengths, dtype=torch.int64, device=self.device)
-
-    def _store_waiting(self, request: Request) -> None:
-        """Stores accepted rows that too many steps without drafts have left; the last one, whose
-        output the next draft starts from, goes on waiting."""
-        if request.draft_hidden is None or request.lane is None:
-            raise RuntimeError("a request decodes before its prefill is done")
-        count = len(request.draft_tokens) - 1
-        if count < MOST_ROWS_WAITING:
-            return
-        start = request.kv_length - count - 1
-        positions = torch.arange(start, start + count, device=self.device)
-        ids = torch.tensor(request.draft_tokens[:count], device=self.device)
-        k, v = self.head.store(
-            self.head.embed(self.target, ids), request.draft_hidden[:count], positions
-        )
-        self.attend.append(k, v, start, request.lane.index)
-        self.pool.extend(request.lane, start + count - self.pool.length(request.lane))
-        request.draft_tokens = request.draft_tokens[count:]
-        request.draft_hidden = request.draft_hidden[count:].clone()
 
     def _extend(self, requests: Sequence[Request], lanes: torch.Tensor) -> torch.Tensor:
         """Feeds every request's accepted rows, in one ragged call; output of each one's last.

@@ -17,6 +17,7 @@ from tllm_wmtp.depth import DepthController
 from tllm_wmtp.errors import ConfigError, RequestError, WmtpError
 from tllm_wmtp.executor.draft import MtpProposer, NullProposer, Proposer, ring_of
 from tllm_wmtp.executor.prefill import prefill_chunk
+from tllm_wmtp.executor.prefix import PrefixCache
 from tllm_wmtp.executor.request import Phase, Request, Update
 from tllm_wmtp.executor.sampler import SamplingState, StepSampler
 from tllm_wmtp.executor.scheduler import Scheduler
@@ -95,7 +96,12 @@ class Engine:
         self.recurrent = RecurrentPool(caches, slots, dtype, self.device)
         longest = self.kv.pages_for(self.max_seq_len + self.proposer.rows)
         self.tables = BlockTables(slots, longest, self.device)
-        self.scheduler = Scheduler(self.kv, self.tables, self.recurrent, self.proposer)
+        self.prefixes = PrefixCache(
+            self.kv, self.tables, self.recurrent, self.proposer, self._reuse_bytes()
+        )
+        self.scheduler = Scheduler(
+            self.kv, self.tables, self.recurrent, self.proposer, self.prefixes
+        )
         self._ids = itertools.count()
         speculation = self.config.speculation
         #: Chooses each step's depth, if that was asked for.
@@ -147,7 +153,7 @@ class Engine:
             waiting=len(self.scheduler.waiting),
             running=len(self.scheduler.running),
             max_batch_size=self.config.max_batch_size,
-            kv_pages_used=self.kv.pages - self.kv.free_pages,
+            kv_pages_used=self.kv.pages - self.kv.free_pages - self.prefixes.pages_held(),
             kv_pages=self.kv.pages,
             tokens_per_page=self.kv.tokens_per_page,
             lanes_used=self.proposer.lanes_used,
@@ -202,7 +208,7 @@ class Engine:
         generator = torch.Generator(self.device).manual_seed(seed)
         params = SamplingParams(max_tokens=max_tokens or max(1, min(room, 4096)), ignore_eos=True)
         request = self._make_request([0] * context_tokens, params, None)
-        request.text = None
+        request.text, request.reusable = None, False
         self._check(request)
         if not self.scheduler.can_admit(request):
             raise RequestError(
@@ -237,6 +243,17 @@ class Engine:
         return MtpProposer(
             self.model.target, self.model.head, speculation, lanes, kv_dtype, self.device
         )
+
+    def _reuse_bytes(self) -> int:
+        """Most memory that snapshots may take: as told, or enough for two per running request."""
+        kv_cache = self.config.kv_cache
+        if not kv_cache.enable_block_reuse:
+            return 0
+        if kv_cache.reuse_bytes is not None:
+            return kv_cache.reuse_bytes
+        states = self.recurrent.conv.nbytes + self.recurrent.state.nbytes
+        rings = self.recurrent.slots * self.proposer.lane_bytes
+        return min(max(2 * (states + rings), 64 << 20), available_bytes(self.device) // 8)
 
     def _check_ring_memory(self, speculation: MtpConfig, lanes: int, kv_dtype: torch.dtype) -> None:
         slots = ring_of(speculation).capacity
@@ -318,13 +335,15 @@ class Engine:
     def _prefill(self, request: Request) -> None:
         begin = perf_counter()
         resumed = bool(request.output_ids)
-        hidden = prefill_chunk(
-            self.model.target,
-            self.proposer,
-            request,
-            self.config.prefill_chunk,
-            self.config.prefill_pruning,
-        )
+        hidden = request.restored_hidden
+        if request.prefilled < len(request.context_ids):
+            hidden = prefill_chunk(
+                self.model.target,
+                self.proposer,
+                request,
+                self.config.prefill_chunk,
+                self.config.prefill_pruning,
+            )
         if hidden is not None and resumed:
             request.pending = request.output_ids[-1]
             self._begin_decoding(request, hidden)
@@ -339,6 +358,7 @@ class Engine:
         request.metrics.prefill_s += perf_counter() - begin
         if hidden is not None and not resumed:
             request.emit(tokens, logprobs)
+            self.prefixes.keep(request, request.context_ids, hidden)
 
     def _begin_decoding(self, request: Request, hidden: torch.Tensor) -> None:
         """``hidden [1, H]`` is the last row's, and the pending token is known."""
@@ -385,6 +405,17 @@ class Engine:
         )
         metrics.draft_kv_bytes = self.proposer.kv_bytes(request)
         request.emit(tokens, logprobs)
+        if request.finish_reason in ("stop", "length"):
+            self._keep_whole(request)
+
+    def _keep_whole(self, request: Request) -> None:
+        """A snapshot of all rows of a request that has just ended, for the next turn."""
+        if not request.reusable or request.slot is None:
+            return
+        known = request.prompt_ids + request.output_ids
+        # A stop string ends a request at a token after which more may be committed.
+        if request.kv_length == len(known) - 1:
+            self.prefixes.keep(request, known[:-1], self.proposer.settle(request))
 
     def _draft_len(self, requests: list[Request]) -> int:
         """Levels of drafts in the next step of ``requests``."""

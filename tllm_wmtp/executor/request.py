@@ -50,7 +50,8 @@ class Request:
     has seen them all.
 
     ``context_ids`` is what a prefill has to feed: the prompt, and after a preemption also all
-    output but the pending token.
+    output but the pending token. ``restored_hidden [1, H]`` is that of the last row that a snapshot
+    brought back, and ``reusable`` says whether snapshots of this request mean anything.
     """
 
     request_id: int
@@ -76,6 +77,8 @@ class Request:
     prefill_states: PrefillStates | None = None
 
     context_ids: list[int] = field(init=False)
+    restored_hidden: torch.Tensor | None = None
+    reusable: bool = True
     prefilled: int = 0
     kv_length: int = 0
     pending: int = 0
@@ -95,6 +98,15 @@ class Request:
         """``tokens`` were chosen after as many rows, now committed."""
         self.kv_length += len(tokens)
         self.pending = tokens[-1]
+
+    def count_to_end(self, tokens: list[int]) -> int:
+        """How many of the next ``tokens`` it takes, up to one of its stop ids or its limit.
+
+        A stop string is not looked for.
+        """
+        room = min(len(tokens), max(self.max_tokens - len(self.output_ids), 1))
+        ends = (at + 1 for at in range(room) if tokens[at] in self.stop_ids)
+        return next(ends, room)
 
     def suspend(self) -> None:
         """Back to the line, with nothing committed; a prefill of ``context_ids`` restores all."""

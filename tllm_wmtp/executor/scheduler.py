@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from tllm_wmtp.executor.draft import Proposer
+from tllm_wmtp.executor.prefix import PrefixCache, Snapshot
 from tllm_wmtp.executor.request import Phase, Request
 from tllm_wmtp.models.cache import BlockTables, PagedKvPool, RecurrentPool
 from tllm_wmtp.models.states import PrefillStates
@@ -15,9 +16,10 @@ class Scheduler:
     """First come, first served.
 
     A request is admitted with a recurrent slot, a lane, and pages for its context and one step's
-    rows; before each later step it takes the pages that this step may fill. When none are left, the
-    request admitted last gives up all it holds and goes back to the front of the line, to return
-    by a prefill of what it knew. The oldest is never put back, so some request always ends.
+    rows; before each later step it takes the pages that this step may fill. When none are left,
+    snapshots of earlier requests give way; then the request admitted last gives up all it holds and
+    goes back to the front of the line, to return by a prefill of what it knew. The oldest is never
+    put back, so some request always ends.
     """
 
     def __init__(
@@ -26,8 +28,10 @@ class Scheduler:
         tables: BlockTables,
         recurrent: RecurrentPool,
         proposer: Proposer,
+        prefixes: PrefixCache,
     ):
         self.kv, self.tables, self.recurrent, self.proposer = kv, tables, recurrent, proposer
+        self.prefixes = prefixes
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order of admission
 
@@ -42,23 +46,35 @@ class Scheduler:
     def enqueue(self, request: Request) -> None:
         self.waiting.append(request)
 
-    def can_admit(self, request: Request) -> bool:
+    def can_admit(self, request: Request, prefix: Snapshot | None = None) -> bool:
+        """Whether there is room for it, after the rows of ``prefix``; snapshots may give way."""
         if self.recurrent.free_slots == 0 or not self.proposer.can_acquire():
             return False
         # A page is left for each running request: one that is let in only to be put back by the
         # next growth would have prefilled for nothing.
         pages = self.kv.pages_for(self._tokens_at_admission(request)) + len(self.running)
-        return pages <= self.kv.free_pages
+        shared = 0 if prefix is None else prefix.length // self.kv.tokens_per_page
+        return self.prefixes.make_room(pages - shared, spared=prefix)
 
     def admit(self) -> None:
         """Lets waiting requests in, in order, as long as the next one finds room."""
-        while self.waiting and self.can_admit(self.waiting[0]):
-            self.start(self.waiting.popleft())
+        while self.waiting and self.recurrent.free_slots > 0:
+            request = self.waiting[0]
+            prefix = self.prefixes.find(request.context_ids)
+            if not self.can_admit(request, prefix):
+                # A snapshot may take up the very page that its own request lacks.
+                if prefix is None or not self.can_admit(request):
+                    return
+                prefix = None
+            self.start(self.waiting.popleft(), prefix)
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, prefix: Snapshot | None = None) -> None:
+        """Runs a request for which :meth:`can_admit` found room."""
         request.slot = self.recurrent.acquire()
         self.proposer.acquire(request)
         self.running.append(request)
+        if prefix is not None:
+            self.prefixes.restore(request, prefix)
         self._grow(request, self._tokens_at_admission(request))
         request.prefill_states = PrefillStates(
             self.kv, self.recurrent, self.tables.row(request.slot), request.slot
@@ -74,6 +90,7 @@ class Scheduler:
         Returns:
             those of them that take the step; the others were put back to make room.
         """
+        self.retire()
         return [
             request
             for request in requests
@@ -106,9 +123,6 @@ class Scheduler:
         """Grows it by ``rows``, at the expense of those admitted later; False if it had to go."""
         tokens = request.kv_length + rows
         while not self._grow(request, tokens):
-            self.retire()
-            if self._grow(request, tokens):
-                break
             if self.running == [request]:
                 raise RuntimeError(f"{tokens} tokens do not fit the KV pool; fits() let them in")
             youngest = self.running[-1]
@@ -123,7 +137,7 @@ class Scheduler:
         missing = self.kv.pages_for(tokens) - held
         if missing <= 0:
             return True
-        if missing > self.kv.free_pages or request.slot is None:
+        if request.slot is None or not self.prefixes.make_room(missing):
             return False
         pages = self.kv.acquire(missing)
         self.tables.write(request.slot, held, pages)
@@ -138,4 +152,4 @@ class Scheduler:
             self.tables.clear(request.slot)
             self.recurrent.release(request.slot)
         request.pages, request.slot = [], None
-        request.prefill_states = request.draft_hidden = None
+        request.prefill_states = request.draft_hidden = request.restored_hidden = None

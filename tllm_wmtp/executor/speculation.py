@@ -52,15 +52,17 @@ def speculative_step(
     rows = torch.cat((pending, drafts.tokens), dim=1)
     states.begin([request.kv_length for request in requests], drafts.parents)
     hidden = target(rows, states.positions, states)
-    verdict, kept = _accept(sampler, target.logits(hidden), rows, drafts, hidden, states)
+    verdict, kept = _accept(requests, sampler, target.logits(hidden), rows, drafts, hidden, states)
 
-    for request, tokens, request_hidden in zip(requests, verdict.tokens, kept, strict=True):
+    for request, chosen, request_hidden in zip(requests, verdict.tokens, kept, strict=True):
+        tokens = chosen[: len(request_hidden)]
         request.advance(tokens)
         proposer.keep(request, tokens, request_hidden)
     return Step(verdict, draft_len, drafted - begin, _now(states) - drafted)
 
 
 def _accept(
+    requests: Sequence[Request],
     sampler: StepSampler,
     logits: torch.Tensor,
     rows: torch.Tensor,
@@ -68,15 +70,25 @@ def _accept(
     hidden: torch.Tensor,
     states: VerifyStates,
 ) -> tuple[Verdict, list[torch.Tensor]]:
-    """The verdict, committed, and the hidden states ``[c, H]`` of each request's accepted rows."""
+    """The verdict, committed, and the hidden states ``[c, H]`` of each request's accepted rows.
+
+    Rows after a token that ends their request are not committed: what follows in a conversation is
+    not what was drafted there.
+    """
     if drafts.parents is None:
         verdict = sampler.verify(logits, drafts.tokens)
-        states.commit(verdict.accepted + 1)
-        lengths = [len(tokens) for tokens in verdict.tokens]
-        return verdict, [each[:n] for each, n in zip(hidden, lengths, strict=True)]
+        counts = _counts(requests, verdict)
+        states.commit(torch.tensor(counts, device=rows.device))
+        return verdict, [each[:n] for each, n in zip(hidden, counts, strict=True)]
     verdict, paths = sampler.walk(logits, rows, children(drafts.parents))
+    paths = [path[:n] for path, n in zip(paths, _counts(requests, verdict), strict=True)]
     states.commit_paths(torch.tensor([path[-1] for path in paths], device=rows.device))
     return verdict, [each[path] for each, path in zip(hidden, paths, strict=True)]
+
+
+def _counts(requests: Sequence[Request], verdict: Verdict) -> list[int]:
+    each = zip(requests, verdict.tokens, strict=True)
+    return [request.count_to_end(tokens) for request, tokens in each]
 
 
 def _now(states: VerifyStates) -> float:
