@@ -44,6 +44,19 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"q_lora_rank": None, "first_k_dense_replace": 2, "norm_topk_prob": False},
         {"fused": True, "shards": 2},
     ),
+    "deepseek_v3 heads of published size": (
+        "deepseek_v3",
+        {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+        },
+        {},
+    ),
     "deepseek_v3 yarn, halves": ("deepseek_v3", YARN | {"rope_interleave": False}, {}),
     "deepseek_v3 yarn, pairs": ("deepseek_v3", YARN, {}),
 }
