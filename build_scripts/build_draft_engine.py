@@ -9,5 +9,10 @@ import sys
 
 from tllm_wmtp.cli import main
 
+
+def run() -> int:
+    return main(["build", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
-    sys.exit(main(["build", *sys.argv[1:]]))
+    sys.exit(run())

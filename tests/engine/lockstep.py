@@ -88,13 +88,14 @@ def run(
     prompts: Sequence[list[int]],
     tokens: int,
     dtype: str = "float32",
+    proposer: type[CompiledProposer] = CompiledProposer,
 ) -> Record:
     """All prompts as one batch, to ``tokens`` tokens each."""
     lanes, device = len(prompts), torch.device("cpu")
     assert model.head is not None
     kind = getattr(torch, dtype)
     own = MtpProposer(model.target, model.head, speculation, lanes, kind, device)
-    lockstep: Any = Lockstep(own, CompiledProposer(model.target, graph, speculation, lanes, device))
+    lockstep: Any = Lockstep(own, proposer(model.target, graph, speculation, lanes, device))
     limits = EngineConfig(
         speculation=speculation, max_batch_size=lanes, max_seq_len=4096, prefill_chunk=128,
         dtype=dtype,

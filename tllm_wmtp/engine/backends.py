@@ -55,7 +55,7 @@ def _find_rtx(target: str, links: Path) -> Backend:
             f"TensorRT-RTX compiles for {', '.join(RTX_TARGETS)}",
             "use one of these, or --backend tensorrt on a machine with that GPU",
         )
-    folder = _rtx_folder()
+    folder = rtx_folder()
     library = folder / "tensorrt_rtx_libs/libtensorrt_rtx.so.1"
     # The parser opens the library by a name that the wheel does not carry.
     links.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def _find_rtx(target: str, links: Path) -> Backend:
     return Backend("rtx", "tensorrt_rtx_bindings", version, environment, target)
 
 
-def _rtx_folder() -> Path:
+def rtx_folder() -> Path:
     """Where its wheels lie: this environment, else the checkout's build folder."""
     found = importlib.util.find_spec("tensorrt_rtx_bindings")
     if found is not None and found.origin is not None:
@@ -146,14 +146,15 @@ def compile_graph(backend: Backend, request: dict[str, Any]) -> dict[str, Any]:
         raise BuildError(
             f"{backend.name} {backend.version}",
             f"its builder ended with code {result.returncode}: {last}",
-            "read build.log, and report it with the graph",
+            "report it with the options of the build",
         )
     answer: dict[str, Any] = json.loads(result.stdout)
     if answer["step"] != "done":
         said = " | ".join([*answer["errors"][:3], *result.stderr.strip().splitlines()[:3]])
+        said = " ".join(said.split())
         raise BuildError(
             f"{backend.name} {backend.version} at step '{answer['step']}'",
             f"the graph must be one that it takes: {said}",
-            "try another target or --weights bf16, and report it with the graph",
+            "try another target or --weights bf16",
         )
     return answer

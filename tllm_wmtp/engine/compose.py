@@ -11,7 +11,7 @@ from typing import Any
 
 import tllm_wmtp
 from tllm_wmtp.engine.attention import PLUGIN
-from tllm_wmtp.engine.backends import FP4_TARGETS, compile_graph
+from tllm_wmtp.engine.backends import FP4_TARGETS, BuildError, compile_graph
 from tllm_wmtp.engine.build import (
     BuildOptions,
     Ingredients,
@@ -52,12 +52,24 @@ def compose(
     engines.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=engines))
     try:
-        _fill(work, source, ingredients, quantized, identity, progress)
+        try:
+            _fill(work, source, ingredients, quantized, identity, progress)
+        except BuildError as error:
+            raise _with_log(error, work, engines.parent) from None
         work.chmod(0o755)
         rename_directory(work, entry)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return entry, False
+
+
+def _with_log(error: BuildError, work: Path, cache: Path) -> BuildError:
+    """The same error, naming a copy of the builder's log that outlives the failed build."""
+    if not (work / LOG).exists() or (work / LOG).stat().st_size == 0:
+        return error
+    kept = cache / "failed-build.log"
+    shutil.copy(work / LOG, kept)
+    return BuildError(error.value, error.rule, f"{error.remedy}; the builder's log is {kept}")
 
 
 def draft_spec(options: BuildOptions, quantized: bool) -> DraftSpec:

@@ -1,0 +1,225 @@
+"""Engine directories: what is in them, the cache, and failures that leave nothing behind.
+
+The builder is TensorRT-RTX itself, ahead of time for SM120, with the plugin inside.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import q35_checkpoint
+import toolchain
+
+from tllm_wmtp.cli import main
+from tllm_wmtp.demo import CHECKPOINT
+from tllm_wmtp.engine import build, plugin
+from tllm_wmtp.engine.backends import BuildError
+from tllm_wmtp.engine.build import BuildOptions, build_draft_engine
+from tllm_wmtp.errors import CheckpointError, ConfigError
+
+pytestmark = pytest.mark.trt
+SMALL = BuildOptions(lanes=2, window=256, n_sink=16, depth=5, max_rows=32)
+FILES = ["build.log", "config.json", "draft.engine", "draft.onnx"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory, builder: None) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def nvfp4_engine(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, nvfp4_demo: Path
+) -> build.Built:
+    out = tmp_path_factory.mktemp("engines") / "nvfp4"
+    return build_draft_engine(nvfp4_demo, out, SMALL, cache)
+
+
+def test_nvfp4_head_with_the_plugin_compiles_for_sm120(nvfp4_engine: build.Built) -> None:
+    """All linear layers and experts in FP4; the engine carries the plugin's name and fields."""
+    directory, config = nvfp4_engine.directory, nvfp4_engine.config
+    assert not nvfp4_engine.cached
+    held = sorted(file.name for file in directory.iterdir())
+    assert [name for name in held if not name.endswith(".data")] == FILES
+    engine = (directory / "draft.engine").read_bytes()
+    assert config["engine"]["bytes"] == len(engine)
+    for name in (b"WindowedDraftAttention", b"workspace_bytes"):
+        assert name in engine
+    assert b"TRT_FP4DynamicQuantize" in (directory / "draft.onnx").read_bytes()
+    assert config["options"]["weights"] == "nvfp4"
+    assert len(config["nvfp4_weights"]) == 10
+    log = (directory / "build.log").read_text()
+    assert "ERROR" not in log
+    assert "Inserting copy" not in log
+
+
+def test_the_same_build_again_is_a_copy_from_the_cache(
+    nvfp4_engine: build.Built, cache: Path, nvfp4_demo: Path, tmp_path: Path
+) -> None:
+    begin = time.monotonic()
+    again = build_draft_engine(nvfp4_demo, tmp_path / "again", SMALL, cache)
+    assert time.monotonic() - begin < 5
+    assert again.cached
+    for name in FILES:
+        original = (nvfp4_engine.directory / name).read_bytes()
+        assert (again.directory / name).read_bytes() == original
+    assert again.config == nvfp4_engine.config
+
+
+def test_moved_checkpoint_is_the_same_engine(
+    nvfp4_engine: build.Built, cache: Path, nvfp4_demo: Path, tmp_path: Path
+) -> None:
+    """Weights count, not where they lie."""
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in nvfp4_demo.iterdir():
+        (moved / file.name).write_bytes(file.read_bytes())
+    assert build_draft_engine(moved, tmp_path / "out", SMALL, cache).cached
+
+
+def test_other_choice_or_other_weight_is_another_engine(
+    cache: Path, nvfp4_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the key is at stake: the compiler is told to refuse."""
+
+    def refuse(*args: object) -> None:
+        raise BuildError("compiled", "it was not in the cache", "none")
+
+    monkeypatch.setattr("tllm_wmtp.engine.compose.compile_graph", refuse)
+    with pytest.raises(BuildError, match="compiled"):
+        build_draft_engine(nvfp4_demo, tmp_path / "a", BuildOptions(lanes=3), cache)
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in nvfp4_demo.iterdir():
+        content = bytearray(file.read_bytes())
+        if file.name == "model.safetensors":
+            content[-1] ^= 1
+        (changed / file.name).write_bytes(content)
+    with pytest.raises(BuildError, match="compiled"):
+        build_draft_engine(changed, tmp_path / "b", SMALL, cache)
+
+
+def test_failing_builder_leaves_nothing_behind(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that is no plugin: the real builder refuses it, in its own process."""
+    library = tmp_path / "libnothing.so"
+    library.write_bytes(b"nothing")
+    monkeypatch.setattr(build, "find_plugin", lambda: library)
+    out = tmp_path / "out"
+    with pytest.raises(BuildError, match=r"rtx 1\.7.*refuses .*libnothing"):
+        build_draft_engine(CHECKPOINT, out, SMALL, cache)
+    assert sorted(tmp_path.iterdir()) == [library]
+    assert not list((cache / "engines").glob(".building-*"))
+
+
+def test_failing_build_keeps_the_builders_log(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser looks for a version of the plugin that there is not."""
+    monkeypatch.setattr(plugin, "VERSION", "7")
+    with pytest.raises(BuildError, match=r"step 'parse'.*failed-build\.log"):
+        build_draft_engine(CHECKPOINT, tmp_path / "out", SMALL, cache)
+    assert "WindowedDraftAttention" in (cache / "failed-build.log").read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_earlier_engine_is_replaced_and_other_files_are_not(
+    nvfp4_engine: build.Built, cache: Path, nvfp4_demo: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for _ in range(2):
+        build_draft_engine(nvfp4_demo, out, SMALL, cache)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="it holds files that are no engine"):
+        build_draft_engine(nvfp4_demo, tmp_path / "mine", SMALL, cache)
+    assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
+
+
+def test_inspect_prints_what_was_built(
+    nvfp4_engine: build.Built, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(nvfp4_engine.directory)]) == 0
+    table = capsys.readouterr().out
+    assert "nvfp4, 10 weights in NVFP4" in table
+    assert "2 lanes of 277 slots (sink 16 + window 256 + depth 5), bfloat16" in table
+    assert main(["inspect", str(nvfp4_engine.directory), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == nvfp4_engine.config
+
+
+def test_script_builds_like_the_command(
+    nvfp4_engine: build.Built,
+    cache: Path,
+    nvfp4_demo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = toolchain.script("build_scripts/build_draft_engine.py")
+    arguments = ["--model", str(nvfp4_demo), "--out", str(tmp_path / "out"), "--json"]
+    arguments += ["--lanes", "2", "--window", "256", "--n-sink", "16", "--depth", "5"]
+    arguments += ["--max-rows", "32", "--cache-dir", str(cache)]
+    monkeypatch.setattr("sys.argv", ["build_draft_engine.py", *arguments])
+    assert script.run() == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["cached"] is True
+    assert answer["config"] == nvfp4_engine.config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weights", "nvfp4"], "quantize it first (wmtp quantize"),
+        (["--target", "sm90"], "TensorRT-RTX compiles for sm75"),
+        (["--window", "0"], "window 0: it must be 1 or more"),
+        (["--depth", "1"], "depth 1: it must be 2 or more"),
+        (["--lanes", "8", "--max-rows", "4"], "every one of 8 lanes feeds a row"),
+        (["--window", "2m"], "the draft cannot see more than the model's 1048576 positions"),
+        (["--backend", "tensorrt"], "backend 'tensorrt'"),
+    ],
+)
+def test_bad_input_is_named(
+    builder: None,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    common = ["--model", "demo", "--out", str(out), "--cache-dir", str(tmp_path / "cache")]
+    assert main(["build", *common, *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_fp4_needs_a_gpu_that_has_it(builder: None, nvfp4_demo: Path, tmp_path: Path) -> None:
+    options = BuildOptions(target="sm89")
+    with pytest.raises(ConfigError, match="FP4 matrix products need .*use --weights bf16"):
+        build_draft_engine(nvfp4_demo, tmp_path / "out", options, tmp_path / "cache")
+
+
+def test_checkpoint_without_head_is_named(builder: None, tmp_path: Path) -> None:
+    from tiny_model import hf_config, random_weights, write_checkpoint
+
+    config = hf_config()
+    weights = {k: v for k, v in random_weights(config).items() if not k.startswith("mtp.")}
+    model = write_checkpoint(tmp_path / "model", config, weights)
+    with pytest.raises(CheckpointError, match=r"has no mtp\.\* tensors"):
+        build_draft_engine(model, tmp_path / "out", SMALL, tmp_path / "cache")
+
+
+@pytest.mark.slow
+def test_full_size_head_compiles(builder: None, tmp_path: Path) -> None:
+    """Qwen3.5-35B-A3B's head: 256 experts, a vocabulary of 248,320."""
+    model = q35_checkpoint.write(tmp_path / "model")
+    options = BuildOptions(lanes=8)
+    built = build_draft_engine(model, tmp_path / "out", options, tmp_path / "cache", print)
+    engine, graph = built.config["engine"], built.config["graph"]
+    print(f"{engine['bytes']:,} bytes in {engine['seconds']} s, graph {graph['bytes']:,} bytes")
+    assert engine["bytes"] < 2.8e9
+    assert len(built.config["nvfp4_weights"]) == 10
