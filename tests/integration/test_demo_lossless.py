@@ -1,4 +1,4 @@
-"""The shipped checkpoint answers the same in all arms, whatever the window."""
+"""The shipped checkpoints answer the same in all arms, whatever the window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from engines import engine, outputs, record_proposals, run
 
 from tllm_wmtp.config import MtpConfig
-from tllm_wmtp.demo import CHECKPOINT
+from tllm_wmtp.demo import CHECKPOINT, CHECKPOINT_MAMBA2
 from tllm_wmtp.demo.language import KINDS, prompt
 from tllm_wmtp.sampling import SamplingParams
 
@@ -50,6 +50,16 @@ def test_all_arms_answer_alike(
     prompts: list[list[int]], dense: list[list[int]], speculation: MtpConfig
 ) -> None:
     assert outputs(run(engine(CHECKPOINT, speculation, **LIMITS), prompts, PARAMS)) == dense
+
+
+def test_all_arms_of_the_mamba2_checkpoint_answer_alike(prompts: list[list[int]]) -> None:
+    some = prompts[::3]
+    dense = outputs(run(engine(CHECKPOINT_MAMBA2, **LIMITS), some, PARAMS))
+    for speculation in (MtpConfig(depth=7, window=64, n_sink=4), MtpConfig.native(depth=7)):
+        requests = run(engine(CHECKPOINT_MAMBA2, speculation, **LIMITS), some, PARAMS)
+        assert outputs(requests) == dense
+        accepted = sum(n * h for r in requests for n, h in enumerate(r.metrics.accepted_histogram))
+        assert accepted > len(some) * PARAMS.max_tokens / 2  # of a trained head
 
 
 def test_a_window_larger_than_the_context_proposes_what_native_does(
