@@ -135,6 +135,10 @@ class KvCacheConfig:
         reuse_bytes: most memory for that, without the pages, which stay in the pool and are given
             up when running requests need them; None is room for two copies per running request,
             at least 64 MiB and at most an eighth of the free memory.
+        snapshot_interval: besides what whole prompts and outputs leave, also keep what every
+            ``snapshot_interval`` tokens of a prompt leave, for prompts that only begin alike (a
+            common system prompt). Each costs memory, and its window's rows cannot be left out of
+            the last layer; None keeps none.
     """
 
     max_tokens: int | None = None
@@ -142,8 +146,17 @@ class KvCacheConfig:
     dtype: str = "auto"
     enable_block_reuse: bool = True
     reuse_bytes: int | None = None
+    snapshot_interval: int | None = None
 
     def __post_init__(self) -> None:
+        if self.snapshot_interval is not None:
+            _require_int("snapshot_interval", self.snapshot_interval)
+            _require(
+                self.snapshot_interval >= 1,
+                f"snapshot_interval {self.snapshot_interval}",
+                "it is a number of tokens",
+                "use a few thousand, or None for no snapshots within prompts",
+            )
         if self.reuse_bytes is not None:
             _require_int("reuse_bytes", self.reuse_bytes)
             _require(

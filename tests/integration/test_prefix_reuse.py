@@ -282,3 +282,41 @@ def test_released_memory_full_of_garbage_changes_nothing(checkpoint: Path) -> No
         (reference,) = run(cold(checkpoint, WINDOWED), [prompt], greedy())
         assert_same(warm, reference)
         said = prompt + warm.output_ids
+
+
+@ARMS
+@pytest.mark.parametrize("interval", [8, 20, 33])
+def test_prompts_that_only_begin_alike_share_what_an_interval_kept(
+    checkpoint: Path, speculation: MtpConfig | None, interval: int
+) -> None:
+    """A common system prompt: no earlier request ended where this one departs."""
+    system, one, other = random_prompts([70, 30, 25], VOCAB, seed=17)
+    kv = KvCacheConfig(tokens_per_page=PAGE, snapshot_interval=interval)
+    machine = engine(checkpoint, speculation, kv_cache=kv)
+    (first,) = run(machine, [system + one], greedy())
+    (reference,) = run(cold(checkpoint, speculation), [system + one], greedy())
+    assert_same(first, reference)
+    fed = rows_fed(machine)
+    (second,) = run(machine, [system + other], greedy())
+    shared = 70 // interval * interval
+    assert second.metrics.prefix_hit_tokens == shared
+    assert sum(fed) == 95 - shared
+    (reference,) = run(cold(checkpoint, speculation), [system + other], greedy())
+    assert_same(second, reference)
+
+
+def test_an_interval_computes_the_rows_that_its_rings_hold_and_no_others(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path, seed=1, vocab_size=VOCAB, moe=False)
+    window, depth, n_sink, length, interval = 6, 3, 2, 100, 40
+    kv = KvCacheConfig(tokens_per_page=PAGE, snapshot_interval=interval)
+    machine = engine(checkpoint, MtpConfig(depth, window, n_sink), kv_cache=kv)
+    (request,) = run(machine, random_prompts([length], VOCAB), greedy(1))
+    read = {
+        position
+        for end in (40, 80, length)
+        for position in range(end)
+        if position < n_sink or position >= end - 1 - window - depth
+    }
+    assert request.metrics.prefill_last_layer_rows == len(read)
+    with pytest.raises(ConfigError, match="snapshot_interval 0"):
+        KvCacheConfig(snapshot_interval=0)

@@ -343,7 +343,11 @@ class Engine:
                 request,
                 self.config.prefill_chunk,
                 self.config.prefill_pruning,
+                self.config.kv_cache.snapshot_interval if self.prefixes.budget_bytes else None,
             )
+            if hidden is not None and request.prefilled < len(request.context_ids):
+                self.prefixes.keep(request, request.context_ids[: request.prefilled], hidden)
+                hidden = None
         if hidden is not None and resumed:
             request.pending = request.output_ids[-1]
             self._begin_decoding(request, hidden)

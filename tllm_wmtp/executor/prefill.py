@@ -8,6 +8,8 @@ all rows still leave their keys and values in it. That is exact.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from tllm_wmtp.executor.draft import Proposer
@@ -30,20 +32,49 @@ def spans_read(
     return [(begin, end) for begin, end in spans if begin < end]
 
 
-def prefill_chunk(
-    target: Target, proposer: Proposer, request: Request, chunk: int, pruning: bool
-) -> torch.Tensor | None:
-    """Runs the next ``chunk`` rows; the last row's hidden state ``[1, H]`` when they are the last.
+def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same positions as ranges that ascend and do not touch."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((begin, end))
+    return merged
 
-    ``pruning=False`` computes every row and reads the same ones: the reference for tests.
+
+def prefill_chunk(
+    target: Target,
+    proposer: Proposer,
+    request: Request,
+    chunk: int,
+    pruning: bool,
+    interval: int | None = None,
+) -> torch.Tensor | None:
+    """Runs the next rows: ``chunk`` of them, or fewer up to the end or a multiple of ``interval``.
+
+    Args:
+        pruning: False computes every row and reads the same ones: the reference for tests.
+        interval: at its multiples a snapshot is to be taken, so what its ring holds is read there,
+            as at the end of a prompt.
+
+    Returns:
+        the last row's hidden state ``[1, H]`` at the end and where a snapshot is to be taken.
     """
     states = request.prefill_states
     if states is None:
         raise RuntimeError("a request is prefilled before it was admitted")
     length = len(request.context_ids)
     start, stop = request.prefilled, min(request.prefilled + chunk, length)
+    stops = [length]  # of this prompt and of those that a snapshot within it stands for
+    if interval is not None:
+        first = (start // interval + 1) * interval
+        stop = min(stop, first)
+        stops += range(first, length, interval)
     device = states.starts.device
-    spans = spans_read(start, stop, length, proposer.rows_read(length))
+    spans = union(
+        span for end in stops for span in spans_read(start, stop, end, proposer.rows_read(end))
+    )
     read = sum(end - begin for begin, end in spans)
     rows = None
     if read < stop - start:
@@ -61,4 +92,4 @@ def prefill_chunk(
         proposer.store(request, begin, hidden[begin_row : begin_row + end - begin])
         begin_row += end - begin
     request.prefilled = request.kv_length = stop
-    return hidden[-1:] if stop == length else None
+    return hidden[-1:] if stop in stops else None
