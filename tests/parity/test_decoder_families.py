@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -272,3 +273,32 @@ def test_the_routers_bias_stays_in_float32(tmp_path: Path) -> None:
     name = "layers.1.mlp.gate.e_score_correction_bias"
     assert torch.equal(model.target.get_parameter(name), weights[f"model.{name}"])
     assert model.target.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_a_checkpoint_in_blocks_of_fp8_is_its_own_values_unpacked(tmp_path: Path) -> None:
+    """As DeepSeek-V3 is published: projections in FP8, a scale for every 128 x 128 of them."""
+    config = family_config("deepseek_v3", intermediate_size=200)
+    packed, plain = {}, {}
+    for name, weight in random_weights(config, seed=8).items():
+        packed[name] = plain[name] = weight
+        if "_proj" not in name or "eh_proj" in name:
+            continue
+        scales = torch.empty(-(-weight.shape[0] // 128), -(-weight.shape[1] // 128))
+        values, plain[name] = torch.empty_like(weight), torch.empty_like(weight)
+        for row, column in itertools.product(*map(range, scales.shape)):
+            block = (slice(128 * row, 128 * row + 128), slice(128 * column, 128 * column + 128))
+            scales[row, column] = weight[block].abs().max() / 448
+            values[block] = (weight[block] / scales[row, column]).to(torch.float8_e4m3fn).float()
+            plain[name][block] = values[block] * scales[row, column]
+        packed[name], packed[f"{name}_scale_inv"] = values.to(torch.float8_e4m3fn), scales
+    scheme = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    quantized = config | {"quantization_config": scheme | {"activation_scheme": "dynamic"}}
+    ours = load_model(write_checkpoint(tmp_path / "packed", quantized, packed), with_head=True)
+    oracle = load_model(write_checkpoint(tmp_path / "plain", config, plain), with_head=True)
+    for module, expected in ((ours.target, oracle.target), (ours.head, oracle.head)):
+        assert module is not None
+        assert expected is not None
+        for (name, parameter), other in zip(
+            module.named_parameters(), expected.parameters(), strict=True
+        ):
+            assert torch.equal(parameter, other), name
