@@ -105,6 +105,31 @@ def test_generate_of_one_token_has_no_step_to_measure(wmtp: Run, checkpoint: Pat
     assert "TTFT" in err
 
 
+def test_generate_samples_by_seed_and_reports_log_probabilities(
+    wmtp: Run, checkpoint: Path
+) -> None:
+    def answer(*options: str | int) -> dict[str, Any]:
+        code, out, _ = wmtp(
+            "generate", checkpoint, "--prompt", "the old fox", "--max-tokens", 12, "--json",
+            "--temperature", "1.5", "--top-k", "200", "--top-p", "0.99", "--min-p", "0.001",
+            "--repetition-penalty", "1.1", "--presence-penalty", "0.1",
+            "--frequency-penalty", "-0.1", *options,
+        )  # fmt: skip
+        assert code == 0
+        return one_object(out)
+
+    first, again, other = answer("--seed", 7), answer("--seed", 7), answer("--seed", 8)
+    assert first["token_ids"] == again["token_ids"] != other["token_ids"]
+    assert first["logprobs"] is None
+    told = answer("--seed", 7, "--logprobs", 2)
+    assert told["token_ids"] == first["token_ids"]
+    assert len(told["logprobs"]) == 12
+    for token, entries in zip(told["token_ids"], told["logprobs"], strict=True):
+        assert [entry["rank"] for entry in entries[:2]] == [1, 2]
+        assert token in [entry["token_id"] for entry in entries]
+        assert all(entry["logprob"] < 0 for entry in entries)
+
+
 def test_generate_reads_a_file_and_stops_at_a_string(
     wmtp: Run, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -344,6 +369,14 @@ def test_the_shipped_checkpoint_is_asked_for_by_name(
         (["--window", "1.5k"], "'1.5k'"),
         (["--arm", "eager"], "'eager'"),
         (["--stop", ""], "stop ('',)"),
+        (["--temperature", "-1"], "temperature -1.0"),
+        (["--temperature", "nan"], "temperature nan"),
+        (["--top-k", "few"], "'few'"),
+        (["--top-p", "1.5"], "top_p 1.5"),
+        (["--repetition-penalty", "0"], "repetition_penalty 0.0"),
+        (["--seed", "-1"], "seed -1"),
+        (["--logprobs", "3"], "logprobs 3"),
+        (["--logprobs", "9999", "--json"], "logprobs 9999"),
     ],
 )
 def test_generate_refuses(wmtp: Run, checkpoint: Path, options: list[str], value: str) -> None:

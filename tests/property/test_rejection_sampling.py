@@ -46,9 +46,8 @@ PENALTIES = {
     "frequency": SamplingParams(temperature=1.0, frequency_penalty=-1.5),
 }
 
-SEEDS = pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))]
-)
+LATER = [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)]
+SEEDS = pytest.mark.parametrize("seed", [0, *LATER])
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 Tokens = list[list[int]]

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tllm_wmtp.config import DTYPES, MtpConfig
 from tllm_wmtp.errors import CheckpointError
@@ -16,6 +16,17 @@ UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 ARMS = ("dense", "native", "windowed")
 #: The paper's longest prompt: what is left of 1,048,576 positions is room for the output.
 MILLION_CONTEXT = 1_040_000
+#: Names of SamplingParams with type, placeholder and meaning.
+SAMPLING: tuple[tuple[str, type, str, str], ...] = (
+    ("temperature", float, "T", "divides the logits; 0 takes the most likely token (default)"),
+    ("top_k", int, "K", "draw from the K most likely tokens; 0 from all"),
+    ("top_p", float, "P", "draw from the fewest most likely tokens that together reach P"),
+    ("min_p", float, "P", "draw from tokens at least P times as likely as the likeliest"),
+    ("repetition_penalty", float, "R", "divides the logits of tokens in prompt and output"),
+    ("presence_penalty", float, "A", "subtracted from the logits of tokens in the output"),
+    ("frequency_penalty", float, "A", "subtracted once per occurrence in the output"),
+    ("seed", int, "N", "of the random numbers; a new one by default"),
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,6 +87,19 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sink", type=count, default=64, help="first tokens the draft always sees (default 64)"
     )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The options of :data:`SAMPLING`, for :func:`sampling`."""
+    for name, kind, metavar, meaning in SAMPLING:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, metavar=metavar, help=meaning)
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of :data:`SAMPLING` that were given, for :class:`tllm_wmtp.SamplingParams`."""
+    given = {name: getattr(args, name) for name, *_ in SAMPLING}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

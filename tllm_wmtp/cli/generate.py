@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     arguments.add_speculation(parser)
     parser.add_argument("--max-tokens", type=arguments.count, default=128)
     parser.add_argument("--stop", action="append", default=[], help="text that ends the output")
+    arguments.add_sampling(parser)
+    parser.add_argument(
+        "--logprobs", type=int, metavar="K", help="with --json: log-probabilities of the top K"
+    )
     arguments.add_types(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -39,7 +44,16 @@ def run(args: argparse.Namespace) -> int:
     from tllm_wmtp import LLM, KvCacheConfig, SamplingParams
     from tllm_wmtp.checkpoint.directory import CheckpointDirectory
 
-    params = SamplingParams(max_tokens=args.max_tokens, stop=tuple(args.stop))
+    params = SamplingParams(
+        max_tokens=args.max_tokens,
+        stop=tuple(args.stop),
+        logprobs=args.logprobs,
+        **arguments.sampling(args),
+    )
+    if args.logprobs is not None and not args.json:
+        raise RequestError(
+            f"logprobs {args.logprobs}", "only the JSON object has room for them", "add --json"
+        )
     checkpoint = CheckpointDirectory(directory)
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
@@ -139,6 +153,11 @@ def report(arm: str, output: RequestOutput) -> dict[str, Any]:
         "arm": arm,
         "text": completion.text,
         "token_ids": completion.token_ids,
+        "logprobs": completion.logprobs
+        and [
+            [{"token_id": i, **asdict(logprob)} for i, logprob in report.items()]
+            for report in completion.logprobs
+        ],
         "finish_reason": completion.finish_reason,
         "prompt_tokens": metrics.prompt_tokens,
         "tokens": metrics.output_tokens,

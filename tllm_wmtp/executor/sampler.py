@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -56,7 +57,8 @@ class SamplingState:
 
     Args:
         params: the request's options.
-        prompt_ids: its prompt; ids must lie in the vocabulary.
+        prompt_ids: its prompt. It is looked at, and memory for penalties is taken, when the first
+            token is chosen, so a request that waits costs nothing and may yet be refused.
         vocab_size: width of the logits.
         device: where the logits are. Random numbers come from the CPU, so that a seed means the
             same on every device.
@@ -86,12 +88,19 @@ class SamplingState:
         else:
             self._generator.manual_seed(params.seed)
         self._uniforms: list[float] = []
-        if self.penalised:
-            self._counts = torch.zeros(vocab_size, dtype=torch.int32, device=device)
-            self._in_prompt: torch.Tensor | None = None
-            if params.repetition_penalty != 1:
-                self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-                self._in_prompt[torch.tensor(prompt_ids, dtype=torch.int64, device=device)] = True
+        self._prompt_ids, self._vocab_size, self._device = prompt_ids, vocab_size, device
+
+    @cached_property
+    def _counts(self) -> torch.Tensor:
+        """How often the output holds each token, int32 ``[V]``."""
+        return torch.zeros(self._vocab_size, dtype=torch.int32, device=self._device)
+
+    @cached_property
+    def _in_prompt(self) -> torch.Tensor:
+        """bool ``[V]``."""
+        ids = torch.tensor(self._prompt_ids, dtype=torch.int64, device=self._device)
+        held = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
+        return held.index_fill_(0, ids, True)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """``tokens`` were added to the output. The pending token is one of them."""
@@ -114,8 +123,8 @@ class SamplingState:
         """
         counts, params = self._seen_with(following), self.params
         seen = counts > 0
-        if self._in_prompt is not None:
-            factor = params.repetition_penalty
+        factor = params.repetition_penalty
+        if factor != 1:
             repeated = torch.where(logits > 0, logits / factor, logits * factor)
             logits = torch.where(seen | self._in_prompt, repeated, logits)
         return logits - params.frequency_penalty * counts - params.presence_penalty * seen
