@@ -60,19 +60,24 @@ class Modules:
 
     def __init__(self, patterns: Iterable[str]):
         self.patterns = frozenset(patterns)
-        wild = {p for p in self.patterns if p.startswith("re:") or any(c in p for c in "*?[")}
-        self._names = self.patterns - wild
-        self._wild = [(p.startswith("re:"), _compiled(p)) for p in sorted(wild)]
+        expressions = {p for p in self.patterns if p.startswith("re:")}
+        wild = {p for p in self.patterns - expressions if any(c in p for c in "*?[")}
+        self._names = self.patterns - expressions - wild
+        self._expressions = [_compiled(pattern) for pattern in sorted(expressions)]
+        translated = "|".join(fnmatch.translate(pattern) for pattern in sorted(wild))
+        self._wild = re.compile(translated) if wild else None
+        self._seen: dict[str, bool] = {}  # thousands of experts share what is above them
 
     def __contains__(self, module: str) -> bool:
-        above = list(_with_parents(module))
-        if not self._names.isdisjoint(above):
+        if any(expression.match(module) for expression in self._expressions):
             return True
-        return any(
-            expression.match(name) is not None
-            for is_regex, expression in self._wild
-            for name in ([module] if is_regex else above)
-        )
+        return any(self._takes_in(name) for name in _with_parents(module))
+
+    def _takes_in(self, name: str) -> bool:
+        if name not in self._seen:
+            wild = self._wild is not None and self._wild.match(name) is not None
+            self._seen[name] = wild or name in self._names
+        return self._seen[name]
 
 
 def _with_parents(module: str) -> Iterable[str]:
@@ -82,8 +87,6 @@ def _with_parents(module: str) -> Iterable[str]:
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    if not pattern.startswith("re:"):
-        return re.compile(fnmatch.translate(pattern))
     try:
         return re.compile(pattern[3:])
     except re.error as error:
