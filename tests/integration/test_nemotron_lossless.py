@@ -53,8 +53,9 @@ def test_dense_equals_whole_sequence_forwards(
         MtpConfig(depth=7, window=16, n_sink=4),
         MtpConfig(depth=2, window=3, n_sink=1),
         MtpConfig.native(depth=7),
+        MtpConfig(depth=4, window=16, n_sink=4, tree_width=3),
     ],
-    ids=lambda s: f"{s.arm}-d{s.depth}-w{s.window}-s{s.n_sink}",
+    ids=lambda s: f"{s.arm}-d{s.depth}-w{s.window}-s{s.n_sink}-k{s.tree_width}",
 )
 def test_speculation_equals_dense(
     checkpoint: Path, dense_outputs: list[list[int]], speculation: MtpConfig
