@@ -8,12 +8,16 @@ import pytest
 import torch
 from engines import engine
 from tiny_model import tiny_checkpoint
+from toolchain import REPOSITORY
 
 import tllm_wmtp.executor.engine as engine_module
 import tllm_wmtp.models.cache as cache_module
 from tllm_wmtp import LLM
 from tllm_wmtp.config import KvCacheConfig, MtpConfig
 from tllm_wmtp.errors import ConfigError
+from tllm_wmtp.executor.engine import check_kernels
+from tllm_wmtp.models.spec import CacheSpec, KeyValueShape
+from tllm_wmtp.ops.checks import CUDA_MAX_HEAD_DIM
 
 BYTES_PER_TOKEN = 2 * 2 * 32 * 4  # K and V, heads, dims, float32; one full-attention layer
 
@@ -70,3 +74,18 @@ def test_limits_of_the_model(checkpoint: Path) -> None:
 def test_a_device_that_is_not_there(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="no usable CUDA device"):
         LLM(checkpoint, device="cuda")
+
+
+def test_heads_wider_than_the_cuda_kernels_serve_are_refused_before_anything_is_made() -> None:
+    def caches(head_dim: int) -> CacheSpec:
+        shape = KeyValueShape(num_kv_heads=1, head_dim=head_dim, scale=1.0)
+        return CacheSpec(attention_layers=(0,), attention=shape, draft=shape)
+
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    check_kernels(caches(256), cuda)
+    check_kernels(caches(576), cpu)
+    source = (REPOSITORY / "cpp/src/cuda/check.cpp").read_text(encoding="utf-8")
+    assert f"kMaxHeadDim = {CUDA_MAX_HEAD_DIM};" in source
+    for head_dim in (576, 72):
+        with pytest.raises(ConfigError, match=f"{head_dim} wide on cuda"):
+            check_kernels(caches(head_dim), cuda)

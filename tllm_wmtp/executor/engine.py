@@ -31,7 +31,9 @@ from tllm_wmtp.models.cache import (
     available_bytes,
     pool_pages,
 )
+from tllm_wmtp.models.spec import CacheSpec
 from tllm_wmtp.models.states import VerifyStates
+from tllm_wmtp.ops.checks import CUDA_MAX_HEAD_DIM
 from tllm_wmtp.sampling import Logprobs, SamplingParams
 from tllm_wmtp.tree import TreeShape
 
@@ -60,6 +62,21 @@ def not_finite() -> RequestError:
     )
 
 
+def check_kernels(caches: CacheSpec, device: torch.device) -> None:
+    """Refuses, before anything is allocated, heads that the device's kernels do not serve.
+
+    Raises:
+        ConfigError: naming the width.
+    """
+    widest = max(caches.attention.head_dim, caches.draft.head_dim)
+    if device.type == "cuda" and (widest > CUDA_MAX_HEAD_DIM or widest % 16):
+        raise ConfigError(
+            f"attention heads {widest} wide on {device}",
+            f"the CUDA kernels serve multiples of 16 up to {CUDA_MAX_HEAD_DIM}",
+            "use device='cpu'",
+        )
+
+
 class Engine:
     """Not thread-safe: one thread submits and steps (:class:`tllm_wmtp.LLM` owns such a thread).
 
@@ -79,6 +96,7 @@ class Engine:
         self.config = config.resolved(model.config.max_position_embeddings)
         self.model, self.arm = model, arm_of(config.speculation)
         self.device = torch.device(config.device)
+        check_kernels(caches, self.device)
         dtype = getattr(torch, self.config.dtype)
         kv_dtype = getattr(torch, self.config.kv_cache.dtype)
         slots, page = config.max_batch_size, config.kv_cache.tokens_per_page

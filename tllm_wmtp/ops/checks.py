@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+#: kMaxHeadDim of cpp/src/cuda/check.cpp.
+CUDA_MAX_HEAD_DIM = 256
 
 
 def fail(name: str, tensor: torch.Tensor, rule: str, remedy: str) -> None:
