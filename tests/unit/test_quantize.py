@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_nemotron
 import torch
 from quantized import decode_nvfp4
 from safetensors.torch import load_file
@@ -140,6 +141,34 @@ def test_a_dense_model_is_quantized_too(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "source", moe=False)
     copy_of(source, tmp_path / "out")
     assert "model.layers.2.mlp.up_proj" in packed_modules(tmp_path / "out")
+    load_model(tmp_path / "out", with_head=True)
+
+
+FAMILIES = {
+    "mimo": ("model.mtp_layers.0.mlp.up_proj", "model.mtp_layers.0.input_proj"),
+    "glm4_moe": ("model.layers.3.mlp.experts.7.down_proj", "model.layers.3.eh_proj"),
+    "deepseek_v3": ("model.layers.3.self_attn.o_proj", "model.layers.3.self_attn.kv_b_proj"),
+    "nemotron_h": ("mtp.layers.1.mixer.experts.0.up_proj", "mtp.layers.1.mixer.gate"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_quantized_with_its_head(tmp_path: Path, family: str) -> None:
+    path = tmp_path / "source"
+    if family == "nemotron_h":
+        source = tiny_nemotron.tiny_checkpoint(path)
+    else:
+        pytest.importorskip("transformers")
+        import tiny_families
+
+        source = tiny_families.tiny_checkpoint(path, family)
+    copy_of(source, tmp_path / "out")
+    quantized, kept = FAMILIES[family]
+    packed = packed_modules(tmp_path / "out")
+    assert quantized in packed
+    assert kept not in packed
+    statement = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert {kept, "lm_head"} <= set(statement["ignore"])
     load_model(tmp_path / "out", with_head=True)
 
 

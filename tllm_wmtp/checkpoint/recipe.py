@@ -2,8 +2,8 @@
 
 The linear layers of attention, recurrence and feed-forward, the experts' included. What is left
 alone is small, or decides more than it computes: embeddings and lm_head, norms, convolutions,
-routers and gates, the projections of a recurrence's decay and rate, those that make or read the
-cached latent of multi-head latent attention, and the projection that fuses a head's two inputs.
+routers and gates, the projections of a recurrence's decay and rate, those around the latents of
+multi-head latent attention, and the projection that fuses a head's two inputs.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ KEPT = frozenset(
         "shared_expert_gate",
         "in_proj_a",
         "in_proj_b",
+        "q_a_proj",
+        "q_b_proj",
         "kv_a_proj_with_mqa",
         "kv_b_proj",
         "fc",
