@@ -79,7 +79,7 @@ def test_a_request_put_back_at_any_point_goes_on_as_if_it_had_not_been(
     random numbers."""
     prompts = [PROMPTS[0], PROMPTS[3]]
     undisturbed = run(engine(checkpoint, WINDOWED, prefill_chunk=16), prompts, params)
-    for point in range(1, 9):
+    for point in (1, 2, 3, 6, 9):
         machine = engine(checkpoint, WINDOWED, prefill_chunk=16)
         requests = [machine.submit(prompt, params) for prompt in prompts]
         for _ in range(point):
