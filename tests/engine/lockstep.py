@@ -14,7 +14,7 @@ from tllm_wmtp.config import EngineConfig, MtpConfig
 from tllm_wmtp.engine.draft import DraftSpec, write_draft_graph
 from tllm_wmtp.engine.proposer import CompiledProposer
 from tllm_wmtp.engine.reference import OnnxDraft
-from tllm_wmtp.engine.weights import open_head
+from tllm_wmtp.engine.weights import open_model
 from tllm_wmtp.executor.draft import Drafts, MtpProposer, ring_of
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Request
@@ -40,6 +40,7 @@ class Record:
     differing: int = 0
     histogram: list[int] = field(default_factory=list)
     outputs: list[list[int]] = field(default_factory=list)
+    prefix_hit_tokens: int = 0
 
 
 class Lockstep:
@@ -64,6 +65,13 @@ class Lockstep:
         self.other.store(request, start, hidden)
         self.own.store(request, start, hidden)
 
+    def copy_ring(self, request: Request, rows: int) -> tuple[torch.Tensor, ...]:
+        return self.own.copy_ring(request, rows) + self.other.copy_ring(request, rows)
+
+    def paste_ring(self, request: Request, ring: tuple[torch.Tensor, ...], rows: int) -> None:
+        self.own.paste_ring(request, ring[:2], rows)
+        self.other.paste_ring(request, ring[2:], rows)
+
     def propose(self, requests: Sequence[Request], draft_len: int, sampler: Any) -> Drafts:
         sampler_of_graph: Any = _MostLikely()
         theirs = self.other.propose(requests, draft_len, sampler_of_graph).tokens
@@ -78,7 +86,7 @@ def graph_of(
 ) -> OnnxDraft:
     spec = DraftSpec(ring_of(speculation), lanes, max_rows=48, **choices)
     folder.mkdir(parents=True, exist_ok=True)
-    return OnnxDraft(write_draft_graph(open_head(checkpoint), spec, folder).file, spec)
+    return OnnxDraft(write_draft_graph(open_model(checkpoint), spec, folder).file, spec)
 
 
 def run(
@@ -89,9 +97,10 @@ def run(
     tokens: int,
     dtype: str = "float32",
     proposer: type[CompiledProposer] = CompiledProposer,
+    lanes: int = 0,
 ) -> Record:
-    """All prompts as one batch, to ``tokens`` tokens each."""
-    lanes, device = len(prompts), torch.device("cpu")
+    """All prompts as one batch, or ``lanes`` at a time, to ``tokens`` tokens each."""
+    lanes, device = lanes or len(prompts), torch.device("cpu")
     assert model.head is not None
     kind = getattr(torch, dtype)
     own = MtpProposer(model.target, model.head, speculation, lanes, kind, device)
@@ -110,6 +119,7 @@ def run(
     for request in requests:
         assert request.error is None, request.error
         record.outputs.append(request.output_ids)
+        record.prefix_hit_tokens += request.metrics.prefix_hit_tokens
         for accepted, count in enumerate(request.metrics.accepted_histogram):
             record.histogram[accepted] += count
     return record

@@ -17,7 +17,7 @@ from tllm_wmtp.cli import main
 from tllm_wmtp.demo import CHECKPOINT
 from tllm_wmtp.engine import build, plugin
 from tllm_wmtp.engine.backends import BuildError
-from tllm_wmtp.engine.build import BuildOptions, build_draft_engine
+from tllm_wmtp.engine.build import BuildOptions, build_engine
 from tllm_wmtp.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.trt
@@ -35,7 +35,7 @@ def nvfp4_engine(
     tmp_path_factory: pytest.TempPathFactory, cache: Path, nvfp4_demo: Path
 ) -> build.Built:
     out = tmp_path_factory.mktemp("engines") / "nvfp4"
-    return build_draft_engine(nvfp4_demo, out, SMALL, cache)
+    return build_engine(nvfp4_demo, out, SMALL, cache)
 
 
 def test_nvfp4_head_with_the_plugin_compiles_for_sm120(nvfp4_engine: build.Built) -> None:
@@ -60,7 +60,7 @@ def test_the_same_build_again_is_a_copy_from_the_cache(
     nvfp4_engine: build.Built, cache: Path, nvfp4_demo: Path, tmp_path: Path
 ) -> None:
     begin = time.monotonic()
-    again = build_draft_engine(nvfp4_demo, tmp_path / "again", SMALL, cache)
+    again = build_engine(nvfp4_demo, tmp_path / "again", SMALL, cache)
     assert time.monotonic() - begin < 5
     assert again.cached
     for name in FILES:
@@ -77,7 +77,7 @@ def test_moved_checkpoint_is_the_same_engine(
     moved.mkdir()
     for file in nvfp4_demo.iterdir():
         (moved / file.name).write_bytes(file.read_bytes())
-    assert build_draft_engine(moved, tmp_path / "out", SMALL, cache).cached
+    assert build_engine(moved, tmp_path / "out", SMALL, cache).cached
 
 
 def test_other_choice_or_other_weight_is_another_engine(
@@ -90,7 +90,7 @@ def test_other_choice_or_other_weight_is_another_engine(
 
     monkeypatch.setattr("tllm_wmtp.engine.compose.compile_graph", refuse)
     with pytest.raises(BuildError, match="compiled"):
-        build_draft_engine(nvfp4_demo, tmp_path / "a", BuildOptions(lanes=3), cache)
+        build_engine(nvfp4_demo, tmp_path / "a", BuildOptions(lanes=3), cache)
     changed = tmp_path / "changed"
     changed.mkdir()
     for file in nvfp4_demo.iterdir():
@@ -99,7 +99,7 @@ def test_other_choice_or_other_weight_is_another_engine(
             content[-1] ^= 1
         (changed / file.name).write_bytes(content)
     with pytest.raises(BuildError, match="compiled"):
-        build_draft_engine(changed, tmp_path / "b", SMALL, cache)
+        build_engine(changed, tmp_path / "b", SMALL, cache)
 
 
 def test_failing_builder_leaves_nothing_behind(
@@ -111,7 +111,7 @@ def test_failing_builder_leaves_nothing_behind(
     monkeypatch.setattr(build, "find_plugin", lambda: library)
     out = tmp_path / "out"
     with pytest.raises(BuildError, match=r"rtx 1\.7.*refuses .*libnothing"):
-        build_draft_engine(CHECKPOINT, out, SMALL, cache)
+        build_engine(CHECKPOINT, out, SMALL, cache)
     assert sorted(tmp_path.iterdir()) == [library]
     assert not list((cache / "engines").glob(".building-*"))
 
@@ -122,7 +122,7 @@ def test_failing_build_keeps_the_builders_log(
     """The parser looks for a version of the plugin that there is not."""
     monkeypatch.setattr(plugin, "VERSION", "7")
     with pytest.raises(BuildError, match=r"step 'parse'.*failed-build\.log"):
-        build_draft_engine(CHECKPOINT, tmp_path / "out", SMALL, cache)
+        build_engine(CHECKPOINT, tmp_path / "out", SMALL, cache)
     assert "WindowedDraftAttention" in (cache / "failed-build.log").read_text()
     assert list(tmp_path.iterdir()) == []
 
@@ -132,12 +132,12 @@ def test_earlier_engine_is_replaced_and_other_files_are_not(
 ) -> None:
     out = tmp_path / "out"
     for _ in range(2):
-        build_draft_engine(nvfp4_demo, out, SMALL, cache)
+        build_engine(nvfp4_demo, out, SMALL, cache)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     with pytest.raises(ConfigError, match="it holds files that are no engine"):
-        build_draft_engine(nvfp4_demo, tmp_path / "mine", SMALL, cache)
+        build_engine(nvfp4_demo, tmp_path / "mine", SMALL, cache)
     assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
 
 
@@ -179,7 +179,7 @@ def test_script_builds_like_the_command(
         (["--window", "0"], "window 0: it must be 1 or more"),
         (["--depth", "1"], "depth 1: it must be 2 or more"),
         (["--lanes", "8", "--max-rows", "4"], "every one of 8 lanes feeds a row"),
-        (["--window", "2m"], "the draft cannot see more than the model's 1048576 positions"),
+        (["--window", "2m"], "= 2097216: the model has 1048576 positions"),
         (["--backend", "tensorrt"], "backend 'tensorrt'"),
     ],
 )
@@ -200,7 +200,7 @@ def test_bad_input_is_named(
 def test_fp4_needs_a_gpu_that_has_it(builder: None, nvfp4_demo: Path, tmp_path: Path) -> None:
     options = BuildOptions(target="sm89")
     with pytest.raises(ConfigError, match="FP4 matrix products need .*use --weights bf16"):
-        build_draft_engine(nvfp4_demo, tmp_path / "out", options, tmp_path / "cache")
+        build_engine(nvfp4_demo, tmp_path / "out", options, tmp_path / "cache")
 
 
 def test_checkpoint_without_head_is_named(builder: None, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_checkpoint_without_head_is_named(builder: None, tmp_path: Path) -> None
     weights = {k: v for k, v in random_weights(config).items() if not k.startswith("mtp.")}
     model = write_checkpoint(tmp_path / "model", config, weights)
     with pytest.raises(CheckpointError, match=r"has no mtp\.\* tensors"):
-        build_draft_engine(model, tmp_path / "out", SMALL, tmp_path / "cache")
+        build_engine(model, tmp_path / "out", SMALL, tmp_path / "cache")
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_full_size_head_compiles(builder: None, tmp_path: Path) -> None:
     """Qwen3.5-35B-A3B's head: 256 experts, a vocabulary of 248,320."""
     model = q35_checkpoint.write(tmp_path / "model")
     options = BuildOptions(lanes=8)
-    built = build_draft_engine(model, tmp_path / "out", options, tmp_path / "cache", print)
+    built = build_engine(model, tmp_path / "out", options, tmp_path / "cache", print)
     engine, graph = built.config["engine"], built.config["graph"]
     print(f"{engine['bytes']:,} bytes in {engine['seconds']} s, graph {graph['bytes']:,} bytes")
     assert engine["bytes"] < 2.8e9

@@ -16,7 +16,7 @@ from tllm_wmtp.demo import CHECKPOINT, language
 from tllm_wmtp.engine.draft import PLUGIN, DraftSpec, write_draft_graph
 from tllm_wmtp.engine.proposer import CompiledProposer
 from tllm_wmtp.engine.reference import OnnxDraft
-from tllm_wmtp.engine.weights import open_head
+from tllm_wmtp.engine.weights import open_model
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.ring import RingSpec
 from tllm_wmtp.sampling import SamplingParams
@@ -110,6 +110,17 @@ def test_graph_of_another_ring_is_refused(tmp_path: Path) -> None:
 
 def test_plugin_graph_is_no_reference(tmp_path: Path) -> None:
     spec = DraftSpec(RingSpec.for_chain(4, 48, 5), 2, 16, lowering=PLUGIN)
-    written = write_draft_graph(open_head(CHECKPOINT), spec, tmp_path)
+    written = write_draft_graph(open_model(CHECKPOINT), spec, tmp_path)
     with pytest.raises(ConfigError, match="onnxruntime has no plugin"):
         OnnxDraft(written.file, spec)
+
+
+def test_shared_prefix_brings_the_graphs_rings_along(tmp_path: Path) -> None:
+    """One prompt twice, one after the other: what the first left is pasted for the second."""
+    model = load_model(CHECKPOINT, with_head=True)
+    graph = lockstep.graph_of(CHECKPOINT, tmp_path, SPECULATION, 1)
+    prompts = demo_prompts(1, 130) * 2
+    record = lockstep.run(model, graph, SPECULATION, prompts, 20, lanes=1)
+    assert record.prefix_hit_tokens > 60
+    assert record.outputs[0] == record.outputs[1]
+    assert record.differing == 0

@@ -20,7 +20,7 @@ from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.demo import CHECKPOINT
 from tllm_wmtp.engine.graph import Graph
 from tllm_wmtp.engine.nvfp4 import gathered_experts, nvfp4_linear_standard, rounded_rows
-from tllm_wmtp.engine.weights import open_head
+from tllm_wmtp.engine.weights import open_model
 
 
 def run(g: Graph, **feed: np.ndarray) -> Any:
@@ -111,7 +111,7 @@ def test_nvfp4_head_drafts_what_the_runtime_does_with_rounded_inputs(
     rounded by hooks it computes what the engine does. Routed experts take their rows unrounded."""
     speculation = MtpConfig(depth=5, window=48, n_sink=4)
     model = load_model(nvfp4_demo, with_head=True)
-    source = open_head(nvfp4_demo)
+    source = open_model(nvfp4_demo)
     hooked = 0
     for path, module in model.head.named_modules():
         found = source.head_weights.quantized(f"{path}.weight")

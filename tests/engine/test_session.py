@@ -83,6 +83,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (engine / "draft.engine").write_bytes(bytes(100))
     config = {
         "schema": SCHEMA,
+        "kind": "draft",
         "engine": {"bytes": 100},
         "plugin": {"sha256": session.hash_file(library)},
         "options": {"target": "sm120"},

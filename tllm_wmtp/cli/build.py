@@ -1,4 +1,4 @@
-"""``wmtp build``: compiles a checkpoint's draft head into an engine directory."""
+"""``wmtp build``: compiles a checkpoint's draft head, or its target, into an engine directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from tllm_wmtp.errors import ConfigError
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    parser = commands.add_parser("build", help="compile a draft engine")
+    parser = commands.add_parser("build", help="compile a draft or verify engine")
     parser.add_argument("--model", required=True, help="checkpoint directory, or demo")
     parser.add_argument("--out", required=True, type=Path, help="the engine directory to make")
+    parser.add_argument(
+        "--engine",
+        choices=("draft", "target"),
+        default="draft",
+        help="the draft head (default), or the verify forward of a dense decoder",
+    )
     parser.add_argument(
         "--backend",
         choices=("rtx", "tensorrt"),
@@ -45,6 +51,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--top-k", type=arguments.count, default=0, help="candidates in place of all logits"
     )
     parser.add_argument(
+        "--max-seq-len",
+        type=arguments.positive,
+        help="tokens per lane of a verify engine (default: the model's limit)",
+    )
+    parser.add_argument(
         "--cache-dir", type=Path, help="default: $XDG_CACHE_HOME/tllm-wmtp, or ~/.cache/tllm-wmtp"
     )
     arguments.add_json(parser)
@@ -54,7 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     model = arguments.model_directory(args.model)
     try:
-        from tllm_wmtp.engine.build import BuildOptions, build_draft_engine
+        from tllm_wmtp.engine.build import BuildOptions, build_engine
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise
@@ -64,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
             "pip install 'tllm-wmtp[engine]'",
         ) from None
     options = BuildOptions(
+        engine=args.engine,
         backend=args.backend,
         target=args.target,
         weights=args.weights,
@@ -73,9 +85,10 @@ def run(args: argparse.Namespace) -> int:
         depth=args.depth,
         max_rows=args.max_rows,
         top_k=args.top_k,
+        max_seq_len=args.max_seq_len,
     )
     begin = time.monotonic()
-    built = build_draft_engine(model, args.out, options, args.cache_dir, _progress)
+    built = build_engine(model, args.out, options, args.cache_dir, _progress)
     seconds = time.monotonic() - begin
     if args.json:
         answer = {"out": str(args.out), "cached": built.cached, "seconds": seconds}

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 def table(directory: Path, config: dict[str, Any]) -> str:
     """config.json as aligned lines of text."""
-    options, ring, engine = config["options"], config["ring"], config["engine"]
+    options, engine = config["options"], config["engine"]
     plugin, backend = config["plugin"], config["backend"]
     quantized = len(config["nvfp4_weights"])
     weights = f"{options['weights']}, {quantized} weights in NVFP4" if quantized else "bf16"
@@ -36,6 +36,24 @@ def table(directory: Path, config: dict[str, Any]) -> str:
         ("model", f"{config['model']['family']} from {config['checkpoint']}"),
         ("backend", f"{backend['name']} {backend['version']} for {options['target']}"),
         ("weights", weights),
+        *(_draft_rows(config) if config["kind"] == "draft" else _target_rows(config)),
+        (
+            "plugin",
+            f"{plugin['name']} {plugin['version']}, sha256 {plugin['sha256'][:16]}"
+            if plugin
+            else "none",
+        ),
+        ("graph", f"{config['graph']['bytes']:,} bytes, written in {config['graph']['seconds']} s"),
+        ("compiled", f"in {engine['seconds']} s, sha256 {engine['sha256'][:16]}"),
+        ("weights sha256", config["model"]["weights_sha256"][:16]),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _draft_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
+    options, ring = config["options"], config["state"]
+    return [
         (
             "ring",
             f"{ring['lanes']} lanes of {ring['capacity']:,} slots (sink {ring['n_sink']} + window "
@@ -43,10 +61,17 @@ def table(directory: Path, config: dict[str, Any]) -> str:
         ),
         ("rows", f"at most {options['max_rows']} per forward"),
         ("output", f"top {options['top_k']}" if options["top_k"] else "all logits"),
-        ("plugin", f"{plugin['name']} {plugin['version']}, sha256 {plugin['sha256'][:16]}"),
-        ("graph", f"{config['graph']['bytes']:,} bytes, written in {config['graph']['seconds']} s"),
-        ("compiled", f"in {engine['seconds']} s, sha256 {engine['sha256'][:16]}"),
-        ("weights sha256", config["model"]["weights_sha256"][:16]),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _target_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
+    cache = config["state"]
+    most = config["profiles"]["token_ids"][2][1]
+    return [
+        (
+            "cache",
+            f"{cache['lanes']} lanes of {cache['capacity']:,} tokens in {cache['layers']} layers, "
+            f"{cache['dtype']}",
+        ),
+        ("rows", f"at most {most} per lane and forward"),
+    ]

@@ -20,7 +20,7 @@ from typing import Any
 import tllm_wmtp
 from tllm_wmtp.engine import plugin
 from tllm_wmtp.engine.backends import Backend, find_backend
-from tllm_wmtp.engine.directory import CONFIG, read_config
+from tllm_wmtp.engine.directory import CONFIG, KINDS, read_config
 from tllm_wmtp.engine.plugin import find_plugin
 from tllm_wmtp.errors import ConfigError
 
@@ -35,14 +35,18 @@ class BuildOptions:
     """What a user chooses.
 
     Args:
+        engine: ``draft``, or ``target`` for a verify engine of a dense decoder.
         backend: ``rtx`` (ahead of time, on any machine) or ``tensorrt`` (on the GPU itself).
         target: ``sm120`` and the like.
         weights: ``nvfp4``, ``bf16``, or ``auto``: as the checkpoint has them.
         lanes: requests at a time, each with a ring of ``n_sink + window + depth`` slots.
-        max_rows: most rows of one forward; None for ``max(lanes * depth, 512)``.
+        max_rows: most rows of one forward; None for ``max(lanes * depth, 512)``. In a verify engine
+            they are shared evenly by the lanes.
+        max_seq_len: of a verify engine: tokens that a lane's caches hold; None: the model's limit.
         top_k: candidates per answer in place of all logits; 0 for logits.
     """
 
+    engine: str = "draft"
     backend: str = "rtx"
     target: str = "sm120"
     weights: str = "auto"
@@ -52,8 +56,10 @@ class BuildOptions:
     depth: int = 7
     max_rows: int | None = None
     top_k: int = 0
+    max_seq_len: int | None = None
 
     def __post_init__(self) -> None:
+        self._choice("engine", KINDS)
         self._choice("backend", ("rtx", "tensorrt"))
         self._choice("weights", ("auto", "nvfp4", "bf16"))
         for name, least in (("lanes", 1), ("window", 1), ("n_sink", 0), ("depth", 2), ("top_k", 0)):
@@ -62,6 +68,12 @@ class BuildOptions:
                 raise ConfigError(
                     f"{name} {number}", f"it must be {least} or more", f"raise {name}"
                 )
+        if self.max_seq_len is not None and self.max_seq_len < self.rows_per_lane:
+            raise ConfigError(
+                f"max_seq_len {self.max_seq_len}",
+                f"one forward feeds up to {self.rows_per_lane} rows per lane",
+                "raise it, or lower max_rows",
+            )
         if self.rows < self.lanes:
             raise ConfigError(
                 f"max_rows {self.max_rows}",
@@ -78,6 +90,11 @@ class BuildOptions:
             )
 
     @property
+    def rows_per_lane(self) -> int:
+        """Of a verify engine."""
+        return max(self.rows // self.lanes, self.depth)
+
+    @property
     def rows(self) -> int:
         return max(self.lanes * self.depth, 512) if self.max_rows is None else self.max_rows
 
@@ -88,22 +105,26 @@ class Ingredients:
 
     options: BuildOptions
     backend: Backend
-    plugin: Path
+    plugin: Path | None
     graph_code_sha256: str
 
     def facts(self) -> dict[str, Any]:
         """As config.json holds them."""
         return {
             "options": asdict(self.options) | {"max_rows": self.options.rows},
-            "plugin": {
-                "name": plugin.NAME,
-                "version": plugin.VERSION,
-                "namespace": plugin.NAMESPACE,
-                "sha256": hash_file(self.plugin),
-            },
+            "plugin": None if self.plugin is None else plugin_facts(self.plugin),
             "backend": {"name": self.backend.name, "version": self.backend.version},
             "graph_code_sha256": self.graph_code_sha256,
         }
+
+
+def plugin_facts(library: Path) -> dict[str, str]:
+    return {
+        "name": plugin.NAME,
+        "version": plugin.VERSION,
+        "namespace": plugin.NAMESPACE,
+        "sha256": hash_file(library),
+    }
 
 
 @dataclass(frozen=True)
@@ -121,17 +142,17 @@ def default_cache() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "tllm-wmtp"
 
 
-def build_draft_engine(
+def build_engine(
     model: Path,
     out: Path,
     options: BuildOptions,
     cache: Path | None = None,
     progress: Progress = lambda message: None,
 ) -> Built:
-    """Makes ``out`` an engine directory for the draft head of ``model``.
+    """Makes ``out`` an engine directory for ``model``.
 
     Raises:
-        CheckpointError: ``model`` has no such head.
+        CheckpointError: ``model`` is incomplete, or has no draft head.
         ConfigError: the options do not fit the checkpoint, or this machine cannot build so.
         PluginMissing: the plugin library has not been built.
         BuildError: the builder refuses the graph.
@@ -139,7 +160,8 @@ def build_draft_engine(
     cache = default_cache() if cache is None else cache
     _check_out(out)
     backend = find_backend(options.backend, options.target, cache / "links")
-    ingredients = Ingredients(options, backend, find_plugin(), graph_code_hash())
+    library = find_plugin() if options.engine == "draft" else None
+    ingredients = Ingredients(options, backend, library, graph_code_hash())
     # Files that have not been touched since an earlier build lead to its engine unread.
     note = cache / "requests" / hash_json([ingredients.facts(), _files_of(model)])
     entry = cache / "engines" / note.read_text() if note.exists() else None

@@ -20,9 +20,11 @@ from tllm_wmtp.engine.build import (
     hash_json,
     rename_directory,
 )
-from tllm_wmtp.engine.directory import CONFIG, ENGINE, GRAPH, LOG, SCHEMA
-from tllm_wmtp.engine.draft import DraftSpec, WrittenGraph, write_draft_graph
-from tllm_wmtp.engine.weights import HeadSource, open_head, tensors_hash
+from tllm_wmtp.engine.directory import CONFIG, LOG, SCHEMA
+from tllm_wmtp.engine.draft import DraftSpec, write_draft_graph
+from tllm_wmtp.engine.graph import WrittenGraph
+from tllm_wmtp.engine.target import TargetSpec, check_target, write_target_graph
+from tllm_wmtp.engine.weights import ModelSource, open_model, tensors_hash
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.ring import RingSpec
 
@@ -32,11 +34,13 @@ def compose(
 ) -> tuple[Path, bool]:
     """The directory below ``engines`` with this engine, and whether it was there already.
 
-    Raises: as :func:`~tllm_wmtp.engine.build.build_draft_engine`.
+    Raises: as :func:`~tllm_wmtp.engine.build.build_engine`.
     """
     options = ingredients.options
-    source = open_head(model)
-    _check_ring(source, options)
+    source = open_model(model, with_head=options.engine == "draft")
+    if options.engine == "target":
+        check_target(source)
+    _check_reach(source, options)
     quantized = _keeps_nvfp4(source, options)
     if quantized and options.target not in FP4_TARGETS:
         raise ConfigError(
@@ -84,43 +88,65 @@ def draft_spec(options: BuildOptions, quantized: bool) -> DraftSpec:
     )
 
 
-def _check_ring(source: HeadSource, options: BuildOptions) -> None:
-    reach, limit = options.n_sink + options.window, source.config.max_position_embeddings
+def target_spec(options: BuildOptions, quantized: bool, capacity: int) -> TargetSpec:
+    return TargetSpec(
+        options.lanes,
+        capacity,
+        options.depth,
+        options.rows_per_lane,
+        dtype="bfloat16",
+        quantized=quantized,
+        lowering=PLUGIN,
+    )
+
+
+def _write(
+    source: ModelSource, options: BuildOptions, quantized: bool, folder: Path
+) -> WrittenGraph:
+    if options.engine == "draft":
+        return write_draft_graph(source, draft_spec(options, quantized), folder)
+    capacity = options.max_seq_len or source.config.max_position_embeddings
+    return write_target_graph(source, target_spec(options, quantized, capacity), folder)
+
+
+def _check_reach(source: ModelSource, options: BuildOptions) -> None:
+    limit = source.config.max_position_embeddings
+    if options.engine == "draft":
+        reach, remedy = options.n_sink + options.window, "lower window or n_sink"
+        value = f"n_sink {options.n_sink} + window {options.window} = {reach}"
+    else:
+        reach, remedy = options.max_seq_len or limit, "lower max_seq_len"
+        value = f"max_seq_len {reach}"
     if reach > limit:
-        raise ConfigError(
-            f"n_sink {options.n_sink} + window {options.window} = {reach}",
-            f"the draft cannot see more than the model's {limit} positions",
-            "lower window or n_sink",
-        )
+        raise ConfigError(value, f"the model has {limit} positions", remedy)
 
 
-def _keeps_nvfp4(source: HeadSource, options: BuildOptions) -> bool:
-    directory = source.head_weights.directory
-    kinds = {directory.element_type(name) for name in source.head_weights.names.values()}
-    if options.weights == "nvfp4" and "NVFP4" not in kinds:
+def _keeps_nvfp4(source: ModelSource, options: BuildOptions) -> bool:
+    there = source.is_quantized(options.engine)
+    if options.weights == "nvfp4" and not there:
         raise ConfigError(
             "weights 'nvfp4'",
-            f"no weight of the draft head in {source.path} is quantized to NVFP4",
+            f"no weight of the {options.engine} in {source.path} is quantized to NVFP4",
             f"quantize it first (wmtp quantize {source.path} --out DIR), or use --weights bf16",
         )
-    return options.weights != "bf16" and "NVFP4" in kinds
+    return options.weights != "bf16" and there
 
 
-def _identity(source: HeadSource, ingredients: Ingredients, quantized: bool) -> dict[str, Any]:
+def _identity(source: ModelSource, ingredients: Ingredients, quantized: bool) -> dict[str, Any]:
     """Everything that the engine depends on, and nothing else."""
-    facts = ingredients.facts()
+    options, facts = ingredients.options, ingredients.facts()
     facts["options"]["weights"] = "nvfp4" if quantized else "bf16"
     model = {
         "family": source.model_type,
         "config_sha256": hash_json(source.head_weights.directory.config),
-        "weights_sha256": tensors_hash(source),
+        "weights_sha256": tensors_hash(source, options.engine),
     }
-    return {"schema": SCHEMA, "kind": "draft", "model": model, **facts}
+    return {"schema": SCHEMA, "kind": options.engine, "model": model, **facts}
 
 
 def _fill(
     work: Path,
-    source: HeadSource,
+    source: ModelSource,
     ingredients: Ingredients,
     quantized: bool,
     identity: dict[str, Any],
@@ -129,47 +155,47 @@ def _fill(
     options, backend = ingredients.options, ingredients.backend
     progress("writing the graph")
     begin = time.monotonic()
-    written = write_draft_graph(source, draft_spec(options, quantized), work)
+    written = _write(source, options, quantized, work)
     graph_s = time.monotonic() - begin
     progress(f"compiling for {options.target} with {backend.name} {backend.version}")
     answer = compile_graph(
         backend,
         {
             "onnx": str(written.file),
-            "engine": str(work / ENGINE),
+            "engine": str(work / f"{options.engine}.engine"),
             "log": str(work / LOG),
-            "plugin": str(ingredients.plugin),
+            "plugin": None if ingredients.plugin is None else str(ingredients.plugin),
             "profiles": written.profiles,
         },
     )
-    config = identity | _facts(source, written, answer, work, graph_s)
+    config = identity | _facts(source, written, answer, graph_s)
     (work / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def _facts(
-    source: HeadSource,
+    source: ModelSource,
     written: WrittenGraph,
     answer: dict[str, Any],
-    work: Path,
     graph_s: float,
 ) -> dict[str, Any]:
     """What a reader of config.json wants to know beside the identity."""
+    work = written.file.parent
     return {
         "tool_version": tllm_wmtp.__version__,
         "checkpoint": str(source.path.resolve()),
         "nvfp4_weights": list(written.quantized_weights),
-        "ring": written.ring,
+        "state": written.state,
         "inputs": written.inputs,
         "outputs": written.outputs,
         "profiles": written.profiles,
         "graph": {
-            "bytes": sum(file.stat().st_size for file in work.glob(f"{GRAPH}*")),
-            "sha256": hash_file(work / GRAPH),
+            "bytes": sum(file.stat().st_size for file in work.glob(f"{written.file.name}*")),
+            "sha256": hash_file(written.file),
             "seconds": round(graph_s, 2),
         },
         "engine": {
             "bytes": answer["bytes"],
-            "sha256": hash_file(work / ENGINE),
+            "sha256": hash_file(written.file.with_suffix(".engine")),
             "seconds": round(answer["seconds"], 2),
         },
     }

@@ -1,5 +1,5 @@
 """An engine directory: ``draft.engine``, ``draft.onnx`` (with ``draft.onnx.data`` where weights are
-large), ``config.json`` and ``build.log``."""
+large), ``config.json`` and ``build.log``; a verify engine's files are called ``target.*``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from tllm_wmtp.errors import ConfigError
 
 SCHEMA = "tllm-wmtp engine 1"
-ENGINE, GRAPH, CONFIG, LOG = "draft.engine", "draft.onnx", "config.json", "build.log"
+CONFIG, LOG = "config.json", "build.log"
+KINDS = ("draft", "target")
 
 
 def read_config(directory: Path) -> dict[str, Any]:

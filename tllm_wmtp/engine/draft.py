@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -43,9 +42,9 @@ from tllm_wmtp.engine.attention import (
     windowed_draft_attention,
 )
 from tllm_wmtp.engine.emit import Emitter
-from tllm_wmtp.engine.graph import Graph, Value
+from tllm_wmtp.engine.graph import Graph, Profiles, Value, WrittenGraph
 from tllm_wmtp.engine.heads import head_writer
-from tllm_wmtp.engine.weights import HeadSource
+from tllm_wmtp.engine.weights import ModelSource
 from tllm_wmtp.ring import RingSpec
 
 __all__ = ["PLUGIN", "STANDARD", "DraftSpec", "WrittenGraph", "write_draft_graph"]
@@ -81,24 +80,10 @@ class DraftSpec:
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
 
-@dataclass(frozen=True)
-class WrittenGraph:
-    """A graph on disk, and what a builder and a session must know of it.
-
-    ``profiles`` has the smallest, usual and largest shape of each input of a changing shape;
-    ``inputs`` and ``outputs`` the type and shape of each tensor, by name.
-    """
-
-    file: Path
-    profiles: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
-    ring: dict[str, int | str]
-    inputs: dict[str, dict[str, Any]]
-    outputs: dict[str, dict[str, Any]]
-    quantized_weights: tuple[str, ...]
-
-
 class _RingAttention:
     """The graph's rings behind the head's attention layer."""
+
+    rows: Value | None
 
     def __init__(
         self,
@@ -114,8 +99,8 @@ class _RingAttention:
         self.num_heads, self.scale, self.lowering = num_heads, scale, lowering
         self.positions = positions
         row_count = g.op("Squeeze", g.op("Shape", positions, dtype="int64"), g.ints(0))
-        self.rows, self.owner = answered_rows(g, batch, row_count)
-        self.row_positions = ops.rows(g, positions, self.rows)
+        rows, self.owner = answered_rows(g, batch, row_count)
+        self.rows, self.row_positions = rows, ops.rows(g, positions, rows)
         self.rings: tuple[Value, Value] | None = None
 
     def __call__(self, q: Value, k: Value, v: Value) -> Value:
@@ -136,12 +121,12 @@ class _RingAttention:
         return out
 
 
-def write_draft_graph(source: HeadSource, spec: DraftSpec, folder: Path) -> WrittenGraph:
+def write_draft_graph(source: ModelSource, spec: DraftSpec, folder: Path) -> WrittenGraph:
     """Writes ``draft.onnx`` (and ``draft.onnx.data`` for large weights) into ``folder``."""
     writer = head_writer(source.head)
     config, shape = source.config, source.config.caches.draft
     hidden_size, vocab = config.hidden_size, config.vocab_size
-    num_heads = int(getattr(config, "num_attention_heads"))  # noqa: B009  (not in the protocol)
+    num_heads = config.num_attention_heads
     g = Graph("draft", folder, spec.dtype, spec.rounding)
 
     token_ids = g.input("token_ids", "int64", ["n"])
@@ -200,9 +185,7 @@ def write_draft_graph(source: HeadSource, spec: DraftSpec, folder: Path) -> Writ
     )
 
 
-def _profiles(
-    spec: DraftSpec, hidden_size: int
-) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+def _profiles(spec: DraftSpec, hidden_size: int) -> Profiles:
     lanes, most = spec.lanes, spec.max_rows
     usual = min(most, lanes)
     rows = ((1,), (usual,), (most,))

@@ -41,6 +41,27 @@ _EXTERNAL_BYTES = 64 * 1024
 _ALIGNMENT = 4096  # so that a reader may map the file
 
 
+Shape = tuple[int, ...]
+#: Smallest, usual and largest shape of each input of a changing shape.
+Profiles = dict[str, tuple[Shape, Shape, Shape]]
+
+
+@dataclass(frozen=True)
+class WrittenGraph:
+    """A graph on disk, and what a builder and a session must know of it.
+
+    ``state`` says what the engine updates in place: rings or caches; ``inputs`` and ``outputs`` the
+    type and shape of each tensor, by name; ``quantized_weights`` those that stayed in NVFP4.
+    """
+
+    file: Path
+    profiles: Profiles
+    state: dict[str, int | str]
+    inputs: dict[str, dict[str, Any]]
+    outputs: dict[str, dict[str, Any]]
+    quantized_weights: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Value:
     """A tensor of the graph; ``dtype`` is a key of :data:`ELEMENT_TYPES`."""
@@ -58,6 +79,7 @@ class Graph:
         dtype: type of the network, in which rows travel.
         rounding: a narrower type to which results of ``dtype`` are rounded after every operation.
             It shows on a machine that computes in float32 only what another type would do.
+        opset: version of the standard operators.
     """
 
     def __init__(
@@ -66,8 +88,9 @@ class Graph:
         folder: Path | None = None,
         dtype: str = "float32",
         rounding: str | None = None,
+        opset: int = OPSET,
     ):
-        self.name, self.dtype, self.rounding = name, dtype, rounding
+        self.name, self.dtype, self.rounding, self.opset = name, dtype, rounding, opset
         #: Type and shape of each tensor that goes in or out, by name.
         self.inputs: dict[str, dict[str, Any]] = {}
         self.outputs: dict[str, dict[str, Any]] = {}
@@ -209,7 +232,10 @@ class Graph:
             self._nodes, self.name, self._inputs, self._outputs, self._initializers
         )
         domains = sorted({node.domain for node in self._nodes} - {""})
-        opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(d, 1) for d in domains)]
+        opsets = [
+            helper.make_opsetid("", self.opset),
+            *(helper.make_opsetid(d, 1) for d in domains),
+        ]
         return helper.make_model(graph, opset_imports=opsets, ir_version=11)
 
 

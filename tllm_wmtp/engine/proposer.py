@@ -48,6 +48,11 @@ class DraftForward(Protocol):
     lanes: int
     max_rows: int
 
+    @property
+    def rings(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``[lanes, R, Hkv, D]`` as they are now; they may be written."""
+        ...
+
     def run(self, rows: Rows) -> Answers:
         """Appends the rows and answers the last one of each request."""
         ...
@@ -60,6 +65,14 @@ class _CompiledAttend:
         self.forward, self.device = forward, device
         self.row_offsets = self.query_offsets = self.lanes = torch.empty(0, dtype=torch.int32)
         self.starts = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def ring_k(self) -> torch.Tensor:
+        return self.forward.rings[0]
+
+    @property
+    def ring_v(self) -> torch.Tensor:
+        return self.forward.rings[1]
 
     def aim(
         self,

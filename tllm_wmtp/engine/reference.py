@@ -49,6 +49,11 @@ class OnnxDraft:
         shapes = {one.name: one.shape for one in self._session.get_inputs()}
         self._rings = [np.zeros(shapes[name], np.float32) for name in ("ring_k", "ring_v")]
 
+    @property
+    def rings(self) -> tuple[torch.Tensor, torch.Tensor]:
+        ring_k, ring_v = (torch.from_numpy(ring) for ring in self._rings)
+        return ring_k, ring_v
+
     def run(self, rows: Rows) -> Answers:
         feed = {
             "token_ids": rows.token_ids,

@@ -17,7 +17,7 @@ import torch
 
 from tllm_wmtp.engine.backends import gpu_target, rtx_folder
 from tllm_wmtp.engine.build import hash_file
-from tllm_wmtp.engine.directory import ENGINE, read_config
+from tllm_wmtp.engine.directory import read_config
 from tllm_wmtp.engine.plugin import find_plugin, load_plugin
 from tllm_wmtp.engine.proposer import Answers, Rows
 from tllm_wmtp.engine.step_plan import AcceptedRows, StepPlan, plan_step
@@ -40,7 +40,13 @@ def check_directory(directory: Path) -> dict[str, Any]:
         ConfigError: no engine, a damaged one, another plugin, no driver, or another GPU.
     """
     config = read_config(directory)
-    engine = directory / ENGINE
+    if config["kind"] != "draft":
+        raise ConfigError(
+            f"engine {directory} of kind {config['kind']!r}",
+            "a session drafts",
+            "pass an engine that was built with --engine draft",
+        )
+    engine = directory / "draft.engine"
     size = engine.stat().st_size if engine.exists() else 0
     if size != config["engine"]["bytes"]:
         raise ConfigError(
@@ -103,7 +109,7 @@ class EngineSession:
 
     def __init__(self, directory: Path, device: int = 0):
         self.config = check_directory(directory)
-        options, ring = self.config["options"], self.config["ring"]
+        options, ring = self.config["options"], self.config["state"]
         self.depth: int = options["depth"]
         self.ring = RingSpec.for_chain(options["n_sink"], options["window"], self.depth)
         self.lanes, self.max_rows = ring["lanes"], options["max_rows"]
@@ -112,7 +118,7 @@ class EngineSession:
         load_plugin(trt)
         self._log = trt.Logger(trt.Logger.WARNING)
         runtime = trt.Runtime(self._log)
-        self._engine = runtime.deserialize_cuda_engine((directory / ENGINE).read_bytes())
+        self._engine = runtime.deserialize_cuda_engine((directory / "draft.engine").read_bytes())
         if self._engine is None:
             raise ConfigError(
                 f"engine {directory}",
@@ -127,6 +133,10 @@ class EngineSession:
         self._context = self._engine.create_execution_context()
         self._stream = torch.cuda.Stream(self.device)
         self._steps: dict[int, _CapturedStep] = {}
+
+    @property
+    def rings(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rings["ring_k"], self._rings["ring_v"]
 
     def empty(self, name: str, **sizes: int) -> torch.Tensor:
         """A device buffer for a tensor of the engine; ``sizes`` give its named dimensions."""

@@ -1,4 +1,4 @@
-"""The weights of a draft head, by the names of its modules, as the checkpoint holds them."""
+"""The weights of a model, by the names of its modules, as the checkpoint holds them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from tllm_wmtp.checkpoint.loader import sort_names
 from tllm_wmtp.checkpoint.quantization import Fp8Weight, NvFp4Weight
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.registry import family_of
-from tllm_wmtp.models.spec import DraftHead, ModelConfig, Target
+from tllm_wmtp.models.spec import DraftHead, Target
 
 
 class Weights:
@@ -32,7 +33,7 @@ class Weights:
         if name not in self.names:
             raise CheckpointError(
                 f"{self.directory.path} lacks {name}",
-                "every weight of the draft head must be there",
+                "every weight of an engine must be there",
                 "download the complete checkpoint",
             )
         return self.directory.tensor(self.names[name])
@@ -71,13 +72,16 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class HeadSource:
-    """A checkpoint's draft head: module skeletons without storage, and where their weights are."""
+class ModelSource:
+    """A checkpoint: module skeletons without storage, and where their weights are.
 
-    config: ModelConfig
+    ``head`` is None where only the target was opened.
+    """
+
+    config: Any
     model_type: str
     target: Target
-    head: DraftHead
+    head: DraftHead | None
     target_weights: Weights
     head_weights: Weights
 
@@ -90,57 +94,68 @@ class HeadSource:
         names = ((embedding, "embed_tokens"), (projection, "lm_head"))
         first, last = (
             Layer(self.target.get_submodule(theirs), self.target_weights, theirs)
-            if own is None
+            if own is None or self.head is None
             else Layer(self.head.get_submodule(own), self.head_weights, own)
             for own, theirs in names
         )
         return first, last
 
+    def stored_names(self, kind: str) -> set[str]:
+        """The checkpoint's names of the tensors that an engine of this kind may read."""
+        if kind == "target":
+            return set(self.target_weights.names.values())
+        shared = (f"{name}.weight" for name in ("embed_tokens", "lm_head"))
+        ends = {self.target_weights.names[name] for name in shared if name in self.target_weights}
+        return ends | set(self.head_weights.names.values())
 
-def open_head(path: str | Path) -> HeadSource:
+    def is_quantized(self, kind: str) -> bool:
+        """Whether the part that an engine of this kind is made of has NVFP4 weights."""
+        part = self.target_weights if kind == "target" else self.head_weights
+        return any(part.directory.element_type(name) == "NVFP4" for name in part.names.values())
+
+
+def open_model(path: str | Path, with_head: bool = True) -> ModelSource:
     """Reads names and configuration; weights are read when they are used.
 
     Raises:
-        CheckpointError: no such directory, an unknown family, or a checkpoint without a head.
+        CheckpointError: no such directory, an unknown family, or, ``with_head``, no draft head.
     """
     directory = CheckpointDirectory(path)
     family = family_of(directory.config)
     config = family.config(directory.config)
-    family.check_head(config, directory.config)
     target_names, head_names = sort_names(directory, family, config)
-    if not head_names:
-        raise CheckpointError(
-            f"{directory.path} has no {family.head_tensors.format(config=config)}",
-            "a draft engine is made of the checkpoint's own MTP head",
-            "use the checkpoint that ships them",
-        )
-    with torch.device("meta"):
-        target = family.target(config)
-        head = family.head(target)
     if config.tie_word_embeddings:
         target_names["lm_head.weight"] = target_names["embed_tokens.weight"]
-    for ours, theirs in head.shared.items():
-        head_names.setdefault(ours, target_names[theirs])
-    return HeadSource(
+    if with_head:
+        family.check_head(config, directory.config)
+        if not head_names:
+            raise CheckpointError(
+                f"{directory.path} has no {family.head_tensors.format(config=config)}",
+                "a draft engine is made of the checkpoint's own MTP head",
+                "use the checkpoint that ships them",
+            )
+    with torch.device("meta"):
+        target = family.target(config)
+        head = family.head(target) if with_head else None
+    if head is not None:
+        head.eval()
+        for ours, theirs in head.shared.items():
+            head_names.setdefault(ours, target_names[theirs])
+    return ModelSource(
         config,
         str(directory.config["model_type"]),
         target.eval(),
-        head.eval(),
+        head,
         Weights(directory, target_names),
         Weights(directory, head_names),
     )
 
 
-_ENDS = ("embed_tokens", "lm_head")
-
-
-def tensors_hash(source: HeadSource) -> str:
-    """SHA-256 of every tensor that the head's graph may read: names, shapes, types and bytes."""
+def tensors_hash(source: ModelSource, kind: str) -> str:
+    """SHA-256 of every tensor that an engine's graph may read: names, shapes, types and bytes."""
     digest = hashlib.sha256()
-    shared = [source.target_weights.names.get(f"{name}.weight") for name in _ENDS]
-    used = {*source.head_weights.names.values(), *filter(None, shared)}
     directory = source.head_weights.directory
-    for name in sorted(used):
+    for name in sorted(source.stored_names(kind)):
         found = directory.quantized(name)
         parts = [directory.tensor(name)] if found is None else _parts(found)
         digest.update(f"{name}: {directory.element_type(name)}".encode())

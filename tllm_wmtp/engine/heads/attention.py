@@ -10,7 +10,7 @@ from torch import nn
 from tllm_wmtp.engine import ops
 from tllm_wmtp.engine.emit import Emitter
 from tllm_wmtp.engine.graph import Value
-from tllm_wmtp.engine.heads.contract import Attention
+from tllm_wmtp.engine.heads.contract import Attention, answered
 from tllm_wmtp.models.layers.attention import GatedAttention
 from tllm_wmtp.models.layers.mla import LatentAttention
 from tllm_wmtp.models.layers.plain_attention import PlainAttention
@@ -32,7 +32,9 @@ class _Rotation:
         self.size, frequencies = config.rotary_dim, config.inverse_frequencies()
         magnitude = config.magnitude()
         self._all = ops.rope_table(e.g, attend.positions, frequencies, magnitude)
-        self._answered = ops.rope_table(e.g, attend.row_positions, frequencies, magnitude)
+        self._answered = self._all
+        if attend.rows is not None:
+            self._answered = ops.rope_table(e.g, attend.row_positions, frequencies, magnitude)
 
     def of_all(self, x: Value, head_dim: int) -> Value:
         return ops.rope(self.g, x, self._all, self.size, head_dim)
@@ -57,8 +59,8 @@ def _(layer: GatedAttention, e: Emitter, path: str, x: Value, attend: Attention)
     k = _project(e, layer.k_proj, f"{path}.k_proj", x, layer.num_kv_heads, size)
     v = _project(e, layer.v_proj, f"{path}.v_proj", x, layer.num_kv_heads, size)
     k = turn.of_all(e.emit(layer.k_norm, f"{path}.k_norm", k), size)
-    answered = ops.rows(g, x, attend.rows)
-    both = _project(e, layer.q_proj, f"{path}.q_proj", answered, heads, 2 * size)
+    asked = answered(g, x, attend)
+    both = _project(e, layer.q_proj, f"{path}.q_proj", asked, heads, 2 * size)
     q, gate = ops.split(g, both, [size, size])
     q = turn.of_answered(e.emit(layer.q_norm, f"{path}.q_norm", q), size)
     out = g.op("Mul", attend(q, k, v), g.op("Sigmoid", gate))
@@ -72,8 +74,8 @@ def _(layer: PlainAttention, e: Emitter, path: str, x: Value, attend: Attention)
     k = _project(e, layer.k_proj, f"{path}.k_proj", x, layer.num_kv_heads, size)
     v = _project(e, layer.v_proj, f"{path}.v_proj", x, layer.num_kv_heads, size)
     k = turn.of_all(e.emit(layer.k_norm, f"{path}.k_norm", k), size)
-    answered = ops.rows(e.g, x, attend.rows)
-    q = _project(e, layer.q_proj, f"{path}.q_proj", answered, heads, size)
+    asked = answered(e.g, x, attend)
+    q = _project(e, layer.q_proj, f"{path}.q_proj", asked, heads, size)
     q = turn.of_answered(e.emit(layer.q_norm, f"{path}.q_norm", q), size)
     return _output(e, layer.o_proj, f"{path}.o_proj", attend(q, k, v), heads * size)
 
@@ -83,8 +85,8 @@ def _(layer: BareAttention, e: Emitter, path: str, x: Value, attend: Attention) 
     heads, size = layer.num_heads, layer.head_dim
     k = _project(e, layer.k_proj, f"{path}.k_proj", x, layer.num_kv_heads, size)
     v = _project(e, layer.v_proj, f"{path}.v_proj", x, layer.num_kv_heads, size)
-    answered = ops.rows(e.g, x, attend.rows)
-    q = _project(e, layer.q_proj, f"{path}.q_proj", answered, heads, size)
+    asked = answered(e.g, x, attend)
+    q = _project(e, layer.q_proj, f"{path}.q_proj", asked, heads, size)
     return _output(e, layer.o_proj, f"{path}.o_proj", attend(q, k, v), heads * size)
 
 
@@ -100,7 +102,7 @@ def _(layer: LatentAttention, e: Emitter, path: str, x: Value, attend: Attention
     k_pe = _halves(e, layer, ops.heads(g, k_pe, 1, rope_dim), 1)
     cached = ops.concat(g, [ops.heads(g, latent, 1, rank), turn.of_all(k_pe, rope_dim)])
 
-    both = _queries(e, layer, path, ops.rows(g, x, attend.rows))
+    both = _queries(e, layer, path, answered(g, x, attend))
     q_nope, q_pe = ops.split(g, both, [nope_dim, rope_dim])
     up = e.weights.tensor(f"{path}.kv_b_proj.weight").unflatten(0, (config.num_heads, -1))
     w_uk, w_uv = up.split((nope_dim, config.value_dim), dim=1)  # [heads, Dn or Dv, R]

@@ -6,24 +6,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tllm_wmtp.engine import ops
 from tllm_wmtp.engine.emit import Emitter
-from tllm_wmtp.engine.graph import Value
+from tllm_wmtp.engine.graph import Graph, Value
 
 
 class Attention(Protocol):
     """Who owns the rings: takes all rows' keys and values and the answered rows' queries.
 
-    ``rows`` are the answered rows among all, ``positions`` and ``row_positions`` those of all rows
-    and of the answered ones.
+    ``rows`` are the answered rows among all, None where all are answered; ``positions`` and
+    ``row_positions`` are those of all rows and of the answered ones.
     """
 
-    rows: Value
+    rows: Value | None
     positions: Value
     row_positions: Value
 
     def __call__(self, q: Value, k: Value, v: Value) -> Value:
         """``q [b, Hq, D]``, rotated ``k`` and ``v [n, Hkv, D]`` to ``[b, Hq, D]``."""
         ...
+
+
+def answered(g: Graph, x: Value, attend: Attention) -> Value:
+    """The answered rows of ``x [n, ...]``."""
+    return x if attend.rows is None else ops.rows(g, x, attend.rows)
 
 
 @dataclass(frozen=True)

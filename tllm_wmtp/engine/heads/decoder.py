@@ -8,7 +8,7 @@ from tllm_wmtp.engine import ops
 from tllm_wmtp.engine.emit import Emitter
 from tllm_wmtp.engine.graph import Value
 from tllm_wmtp.engine.heads.attention import write_attention
-from tllm_wmtp.engine.heads.contract import Attention, HeadWriter
+from tllm_wmtp.engine.heads.contract import Attention, HeadWriter, answered
 from tllm_wmtp.models.decoder import NextNHead
 from tllm_wmtp.models.mimo import MimoMtpHead
 
@@ -18,7 +18,7 @@ def write_block(e: Emitter, block: Any, path: str, x: Value, attend: Attention) 
     answered rows ``[b, H]``."""
     normed = e.emit(block.input_layernorm, f"{path}.input_layernorm", x)
     mixed = write_attention(block.self_attn, e, f"{path}.self_attn", normed, attend)
-    x = e.g.op("Add", ops.rows(e.g, x, attend.rows), mixed)
+    x = e.g.op("Add", answered(e.g, x, attend), mixed)
     normed = e.emit(block.post_attention_layernorm, f"{path}.post_attention_layernorm", x)
     return e.g.op("Add", x, e.emit(block.mlp, f"{path}.mlp", normed))
 

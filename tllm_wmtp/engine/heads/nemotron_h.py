@@ -8,7 +8,7 @@ from tllm_wmtp.engine import ops
 from tllm_wmtp.engine.emit import Emitter
 from tllm_wmtp.engine.graph import Value
 from tllm_wmtp.engine.heads.attention import write_attention
-from tllm_wmtp.engine.heads.contract import Attention, HeadWriter
+from tllm_wmtp.engine.heads.contract import Attention, HeadWriter, answered
 from tllm_wmtp.models.nemotron_h import NemotronHMtpHead
 
 
@@ -24,7 +24,7 @@ def write(
     x = e.emit(first.eh_proj, "layers.0.eh_proj", ops.concat(g, both))
     normed = e.emit(first.norm, "layers.0.norm", x)
     mixed = write_attention(first.mixer, e, "layers.0.mixer", normed, attend)
-    x = g.op("Add", ops.rows(g, x, attend.rows), mixed)
+    x = g.op("Add", answered(g, x, attend), mixed)
     for index, layer in enumerate(layers[1:], start=1):
         normed = e.emit(layer.norm, f"layers.{index}.norm", x)
         x = g.op("Add", x, e.emit(layer.mixer, f"layers.{index}.mixer", normed))
