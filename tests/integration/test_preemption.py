@@ -71,6 +71,25 @@ def test_a_pool_that_is_too_small_for_all_changes_no_token(
     assert_all_given_back(machine)
 
 
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        MtpConfig(depth=3, window=8, n_sink=2, tree_width=2),
+        MtpConfig(depth=5, window=8, n_sink=2, adaptive_depth=True),
+    ],
+    ids=["tree", "adaptive"],
+)
+def test_steps_of_any_number_of_rows_grow_and_return(
+    checkpoint: Path, speculation: MtpConfig
+) -> None:
+    undisturbed = run(engine(checkpoint), PROMPTS, GREEDY)
+    machine = engine(checkpoint, speculation, kv_cache=TIGHT)
+    requests = run(machine, PROMPTS, GREEDY)
+    assert outputs(requests) == outputs(undisturbed)
+    assert sum(request.metrics.preemptions for request in requests) > 0
+    assert_all_given_back(machine)
+
+
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_a_request_put_back_at_any_point_goes_on_as_if_it_had_not_been(
     checkpoint: Path, params: SamplingParams

@@ -113,6 +113,27 @@ def test_a_prompt_seen_before_needs_no_forward_at_all(
         assert_same(second, first)
 
 
+def test_steps_without_drafts_leave_a_whole_ring_behind(checkpoint: Path) -> None:
+    """Their rows wait for a step that drafts; a snapshot at the end stores them all the same."""
+
+    def with_pattern(machine: Engine) -> Engine:
+        def draft_len(requests: list[Request]) -> int:
+            return 4 if len(requests[0].output_ids) % 12 < 4 else 0
+
+        machine._draft_len = draft_len  # type: ignore[method-assign]
+        return machine
+
+    machine = with_pattern(reusing(checkpoint, WINDOWED))
+    said: list[int] = []
+    for news in random_prompts([30, 3, 3, 3], VOCAB, seed=18):
+        prompt = said + news
+        (warm,) = run(machine, [prompt], greedy(19))
+        (reference,) = run(with_pattern(cold(checkpoint, WINDOWED)), [prompt], greedy(19))
+        assert_same(warm, reference)
+        assert warm.metrics.prefix_hit_tokens == max(len(said) - 1, 0)
+        said = prompt + warm.output_ids
+
+
 def test_two_requests_go_on_from_one_prefix_at_once(checkpoint: Path) -> None:
     """Both write after the rows that they share, each into a page of its own."""
     shared, *ends = random_prompts([29, 4, 4, 9], VOCAB, seed=6)
