@@ -313,6 +313,23 @@ def test_a_checkpoint_whose_kv_cache_alone_is_quantized_is_read_as_it_is(tmp_pat
     load_model(tmp_path)
 
 
+@pytest.mark.parametrize("layout", ["modelopt NVFP4", "compressed-tensors NVFP4"])
+def test_a_parent_that_is_excluded_for_its_own_sake_says_nothing_of_its_children(
+    tmp_path: Path, layout: str
+) -> None:
+    quantization, make = LAYOUTS[layout]
+    stored, _ = quantize_names(ATTENTION, make, is_projection)
+    listed = quantization | {"ignore": ["model.layers.3.self_attn", "model.layers.3"]}
+    directory = write_quantized(tmp_path, listed, stored)
+    assert directory.quantized(f"{PROJECTION}.weight") is not None
+    # In the fp8 dialect a parent does speak for its children.
+    quantization, make = LAYOUTS["fp8 blocks"]
+    stored, _ = quantize_names(ATTENTION, make, is_projection)
+    listed = quantization | {"modules_to_not_convert": ["model.layers.3"]}
+    with pytest.raises(CheckpointError, match=r"self_attn\.\w+\.weight of type F8.*excluded"):
+        write_quantized(tmp_path / "fp8", listed, stored)
+
+
 @pytest.mark.parametrize(
     ("pattern", "inside", "outside"),
     [

@@ -55,11 +55,14 @@ ALGORITHMS = {
 class Modules:
     """A set of modules, given by names, wildcards (``*mlp.gate``) and ``re:`` expressions.
 
-    A name or wildcard that takes in a module takes in what is below it too.
+    Args:
+        below: whether a name or wildcard that takes in a module takes in what is below it too.
+            compressed-tensors and Model Optimizer list a parent for its own sake, beside children
+            that are quantized.
     """
 
-    def __init__(self, patterns: Iterable[str]):
-        self.patterns = frozenset(patterns)
+    def __init__(self, patterns: Iterable[str], below: bool = True):
+        self.patterns, self.below = frozenset(patterns), below
         expressions = {p for p in self.patterns if p.startswith("re:")}
         wild = {p for p in self.patterns - expressions if any(c in p for c in "*?[")}
         self._names = self.patterns - expressions - wild
@@ -71,7 +74,8 @@ class Modules:
     def __contains__(self, module: str) -> bool:
         if any(expression.match(module) for expression in self._expressions):
             return True
-        return any(self._takes_in(name) for name in _with_parents(module))
+        names = _with_parents(module) if self.below else [module]
+        return any(self._takes_in(name) for name in names)
 
     def _takes_in(self, name: str) -> bool:
         if name not in self._seen:
@@ -152,7 +156,7 @@ class Quantization:
             self.dialect,
             self.schemes or other.schemes,
             self.named or other.named,
-            Modules(self.excluded.patterns | other.excluded.patterns),
+            Modules(self.excluded.patterns | other.excluded.patterns, self.excluded.below),
             self.kv_cache or other.kv_cache,
         )
 
@@ -225,7 +229,7 @@ def _modelopt(fields: Fields, source: str) -> Quantization:
         MODELOPT,
         schemes,
         named,
-        Modules(_names(excluded, source)),
+        Modules(_names(excluded, source), below=False),
         None if kv_cache is None else str(kv_cache),
     )
 
@@ -257,7 +261,7 @@ def _compressed_tensors(fields: Fields, source: str) -> Quantization:
         COMPRESSED_TENSORS,
         schemes,
         named,
-        Modules(_names(fields.get("ignore", []), source)),
+        Modules(_names(fields.get("ignore", []), source), below=False),
         None if kv_cache is None else str(kv_cache),
     )
 
@@ -277,7 +281,7 @@ def _groups(
         if classes:
             schemes.add(scheme)
         if modules := set(targets) - set(classes):
-            named.append((Modules(modules), scheme))
+            named.append((Modules(modules, below=False), scheme))
     return frozenset(schemes), tuple(named)
 
 

@@ -49,7 +49,7 @@ class NvFp4Weight:
             scale = self.block_scale.float() * self.global_scale
         else:
             scale = self.block_scale.float() / self.global_divisor
-        values = _PAIRS[self.packed.int()].flatten(-2)
+        values = _PAIRS.to(self.packed.device)[self.packed.int()].flatten(-2)
         values.unflatten(-1, (-1, BLOCK)).mul_(scale.unsqueeze(-1))
         return values
 
