@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
@@ -35,25 +34,17 @@ def fit(counts: Mapping[Hashable, int], expected: Mapping[Hashable, float]) -> f
     return survival(sum((n - e) ** 2 / e for n, e in pairs), len(pairs) - 1)
 
 
-def homogeneity(first: Counter[Hashable], second: Counter[Hashable]) -> float:
-    """p value of both counts coming from one distribution."""
-    samples = (first, second)
-    totals = [sum(sample.values()) for sample in samples]
-    rows: list[list[float]] = []
-    rest = [0.0, 0.0]
-    for cell in first.keys() | second.keys():
-        counts = [float(sample[cell]) for sample in samples]
-        if sum(counts) * min(totals) / sum(totals) >= LEAST_EXPECTED:
-            rows.append(counts)
-        else:
-            rest = [have + more for have, more in zip(rest, counts, strict=True)]
-    if sum(rest) * min(totals) / sum(totals) >= LEAST_EXPECTED:
-        rows.append(rest)
-    assert len(rows) > 1, "one cell can never differ"
-    kept = [sum(row[i] for row in rows) for i in range(2)]
-    statistic = 0.0
-    for row in rows:
-        for i in range(2):
-            expected = sum(row) * kept[i] / sum(kept)
-            statistic += (row[i] - expected) ** 2 / expected
-    return survival(statistic, len(rows) - 1)
+def calibration(drawn: Sequence[int], expected: torch.Tensor) -> float:
+    """p value of draws that each had a distribution of its own, which may depend on earlier draws.
+
+    ``expected [n, V]`` are these. The sum of ``one_hot(drawn) - expected`` is a martingale with the
+    covariance ``sum(diag(p) - p p^T)``, so its quadratic form is chi-square with the rank of it.
+    """
+    p = expected.double()
+    seen = torch.nn.functional.one_hot(torch.tensor(drawn), p.shape[1]).double()
+    surplus, covariance = (seen - p).sum(0), p.sum(0).diag() - p.T @ p
+    if bool(((seen > 0) & (p == 0)).any()):
+        return 0.0
+    inverse = torch.linalg.pinv(covariance, hermitian=True, rtol=1e-9)
+    freedom = int(torch.linalg.matrix_rank(covariance, hermitian=True, rtol=1e-9))
+    return survival(float(surplus @ inverse @ surplus), freedom)

@@ -53,7 +53,8 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of every token that the output holds.
         frequency_penalty: subtracted once for each time that the output holds the token.
         seed: of the request's own random numbers; None takes a new one. The same seed gives the
-            same tokens whatever else is in the batch, as long as arm and depth stay the same.
+            same tokens whatever else is in the batch, with the same arm and a fixed depth. A tree
+            gives those of the dense arm.
         logprobs: report for each output token its log-probability and those of the ``logprobs``
             most likely tokens, by the target's logits before any of the steps above; 0 reports
             the output token's alone, None nothing.
