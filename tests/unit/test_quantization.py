@@ -204,6 +204,62 @@ def test_a_mixed_checkpoint_is_read_layer_by_layer(tmp_path: Path) -> None:
         write_quantized(tmp_path / "wrong", quantization, stored)
 
 
+def is_packed_expert(name: str) -> bool:
+    return "experts." in name and is_projection(name)
+
+
+def test_a_published_mixed_layout_is_read(tmp_path: Path) -> None:
+    """Experts by their parent's name, lm_head in NVFP4, FP8 elsewhere, the head excluded."""
+    config = hf_config(tied=False)
+    weights = split_experts(random_weights(config))
+    weights["lm_head.weight"] = torch.zeros(96, 64)
+    stored, plain = quantize_names(
+        weights, modelopt_nvfp4, lambda name: is_packed_expert(name) or name == "lm_head.weight"
+    )
+    stored, also = quantize_names(stored, fp8_tensor, lambda name: "linear_attn.out_proj" in name)
+    plain |= {name: also[name] for name in plain if "linear_attn.out_proj" in name}
+    weight_only = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+    layers: dict[str, Any] = {f"model.layers.{i}.mlp.experts": weight_only for i in range(4)}
+    layers |= {f"model.layers.{i}.linear_attn.out_proj": {"quant_algo": "FP8"} for i in range(3)}
+    layers["lm_head"] = weight_only
+    statement = {"quant_algo": "MIXED_PRECISION", "exclude_modules": ["mtp*", "mtp.layers.0*"]}
+    path = write_checkpoint(tmp_path, config, stored)
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": statement}))
+    with pytest.raises(CheckpointError, match="MIXED_PRECISION .*quantized_layers must say"):
+        CheckpointDirectory(path)
+    # Older exports keep the layers in a file of their own.
+    (path / "quant_cfg.json").write_text(json.dumps({"quantized_layers": layers}))
+    directory = CheckpointDirectory(path)
+    for name, expected in plain.items():
+        torch.testing.assert_close(directory.tensor(name), expected, rtol=2**-22, atol=0)
+    (path / "quant_cfg.json").unlink()
+    statement["quantized_layers"] = layers
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": statement}))
+    assert CheckpointDirectory(path).element_type("lm_head.weight") == "NVFP4"
+
+
+def test_groups_alone_can_describe_a_mixed_checkpoint(tmp_path: Path) -> None:
+    stored, plain = quantize_names(ATTENTION, fp8_tensor, lambda name: "q_proj" in name)
+    groups = {"group_0": group(num_bits=8) | {"targets": [PROJECTION]}}
+    quantization = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "config_groups": groups,
+    }
+    directory = write_quantized(tmp_path, quantization, stored)
+    torch.testing.assert_close(
+        directory.tensor(f"{PROJECTION}.weight"), plain[f"{PROJECTION}.weight"]
+    )
+
+
+def test_blocks_of_fp8_may_have_another_size(tmp_path: Path) -> None:
+    stored, plain = quantize_names(ATTENTION, fp8_block(32, 32, "weight_scale"), is_projection)
+    quantization = MODELOPT | {"quant_algo": "fp8_pb_wo", "group_size": 32}
+    directory = write_quantized(tmp_path, quantization, stored)
+    for name, expected in plain.items():
+        torch.testing.assert_close(directory.tensor(name), expected, rtol=2**-22, atol=0)
+
+
 def test_groups_by_name_go_before_groups_by_class(tmp_path: Path) -> None:
     quantization = compressed("mixed-precision", num_bits=8, strategy="tensor")
     quantization["config_groups"]["group_1"] = group(num_bits=4, group_size=16) | {
@@ -385,6 +441,16 @@ DAMAGES: dict[str, tuple[str, Change, str]] = {
         "compressed-tensors FP8",
         say(config_groups={"g": {"weights": {"type": "float", "num_bits": 8, "symmetric": False}}}),
         "8-bit float weights with zero points",
+    ),
+    "sparse weights": (
+        "compressed-tensors FP8",
+        say(sparsity_config={"format": "sparse-24-bitmask"}),
+        "sparse weights .sparse-24-bitmask",
+    ),
+    "transforms": (
+        "compressed-tensors NVFP4",
+        say(transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
+        "transforms of weights",
     ),
     "fp4 experts": ("fp8 blocks", say(expert_dtype="fp4"), "experts 'fp4'"),
     "no group": ("compressed-tensors FP8", say(config_groups=None), "lacks 'config_groups'"),

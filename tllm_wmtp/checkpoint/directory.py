@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tllm_wmtp.checkpoint.quantization.layout import StoredWeight, read_weight, stored_weights
-from tllm_wmtp.checkpoint.quantization.metadata import HF_QUANT_CONFIG, read_quantization
+from tllm_wmtp.checkpoint.quantization.metadata import HF_QUANT_CONFIG, QUANT_CFG, read_quantization
 from tllm_wmtp.checkpoint.quantization.weights import Fp8Weight, NvFp4Weight
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.fields import Fields
@@ -40,11 +40,12 @@ class CheckpointDirectory:
                 "pass the directory that holds config.json",
             )
         self.config = self._json("config.json")
-        hf_quant_config = (self.path / HF_QUANT_CONFIG).exists()
+        beside = [
+            self._json(name) if (self.path / name).exists() else None
+            for name in (HF_QUANT_CONFIG, QUANT_CFG)
+        ]
         #: What the JSON files say of quantization; None where they say nothing.
-        self.quantization = read_quantization(
-            self.config, self._json(HF_QUANT_CONFIG) if hf_quant_config else None
-        )
+        self.quantization = read_quantization(self.config, *beside)
         self._files: dict[Path, Any] = {}
         self._file_of = self._locate()
         self._quantized: dict[str, StoredWeight] = {}

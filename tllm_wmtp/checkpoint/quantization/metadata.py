@@ -18,7 +18,8 @@ from tllm_wmtp.checkpoint.quantization.weights import BLOCK
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.fields import Fields
 
-HF_QUANT_CONFIG = "hf_quant_config.json"
+#: Model Optimizer's files; older exports keep the layers of a mixed checkpoint in the second.
+HF_QUANT_CONFIG, QUANT_CFG = "hf_quant_config.json", "quant_cfg.json"
 MODELOPT, COMPRESSED_TENSORS, FP8 = "modelopt", "compressed-tensors", "fp8"
 
 
@@ -42,14 +43,17 @@ class Scheme:
 
 NVFP4 = Scheme("NVFP4")
 FP8_TENSOR, FP8_CHANNEL = Scheme("FP8", "tensor"), Scheme("FP8", "channel")
+FP8_BLOCK = Scheme("FP8", "block", (128, 128))
 ALGORITHMS = {
     "NVFP4": NVFP4,
     "W4A16_NVFP4": NVFP4,
     "FP8": FP8_TENSOR,
     "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL,
-    "FP8_PB_WO": Scheme("FP8", "block", (128, 128)),
-    "FP8_PB_REAL": Scheme("FP8", "block", (128, 128)),
+    "FP8_PB_WO": FP8_BLOCK,
+    "FP8_PB_REAL": FP8_BLOCK,
+    "FP8_BLOCK_SCALES": FP8_BLOCK,
 }
+MIXED = "MIXED_PRECISION"
 
 
 class Modules:
@@ -162,9 +166,13 @@ class Quantization:
 
 
 def read_quantization(
-    config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None
+    config: Mapping[str, Any],
+    hf_quant_config: Mapping[str, Any] | None = None,
+    quant_cfg: Mapping[str, Any] | None = None,
 ) -> Quantization | None:
     """What config.json and hf_quant_config.json say; None where neither speaks of quantization.
+
+    ``quant_cfg`` is the content of quant_cfg.json, if there is one.
 
     Raises:
         CheckpointError: an unknown algorithm, or statements that contradict each other.
@@ -178,6 +186,8 @@ def read_quantization(
                     found.append(_statement(Fields(holder[key], key), source))
     if hf_quant_config is not None:
         content = hf_quant_config.get("quantization")
+        if isinstance(content, Mapping) and quant_cfg is not None:
+            content = {"quantized_layers": quant_cfg.get("quantized_layers"), **content}
         found.append(_modelopt(Fields(content, HF_QUANT_CONFIG), HF_QUANT_CONFIG))
     if not found:
         return None
@@ -216,10 +226,16 @@ def _modelopt(fields: Fields, source: str) -> Quantization:
     kv_cache = fields.get("kv_cache_quant_algo", fields.get("kv_cache_scheme"))
     if layers:
         named = _named_layers(layers, source)
-    elif algorithm is not None:
+    elif algorithm not in (None, MIXED):
         schemes = frozenset({_algorithm(algorithm, fields.get("group_size"), source)})
     elif fields.get("config_groups"):
         schemes, named = _groups(fields, source)
+    elif algorithm is not None:
+        raise CheckpointError(
+            f"quantization {algorithm} ({source})",
+            "quantized_layers must say which layer is quantized how",
+            "download the complete checkpoint",
+        )
     elif kv_cache is None:
         _unknown(None, source)
     excluded = fields.get("exclude_modules", fields.get("ignore", []))
@@ -238,7 +254,11 @@ def _algorithm(algorithm: object, group_size: object, source: str) -> Scheme:
     scheme = ALGORITHMS.get(str(algorithm).upper())
     if scheme is None:
         _unknown(algorithm, source)
-    if scheme is NVFP4 and group_size not in (None, 0, BLOCK):
+    if not group_size:
+        return scheme
+    if scheme is FP8_BLOCK and isinstance(group_size, int):
+        return Scheme("FP8", "block", (group_size, group_size))
+    if scheme is NVFP4 and group_size != BLOCK:
         _unknown(f"{algorithm} in groups of {group_size}", source)
     return scheme
 
@@ -253,6 +273,11 @@ def _named_layers(layers: object, source: str) -> tuple[tuple[Modules, Scheme], 
 
 
 def _compressed_tensors(fields: Fields, source: str) -> Quantization:
+    sparsity = fields.get("sparsity_config", {})
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        _unknown(f"with sparse weights ({sparsity['format']})", source)
+    if fields.get("transform_config"):
+        _unknown("with transforms of weights and activations", source)
     schemes, named = _groups(fields, source)
     kv_cache = fields.get("kv_cache_scheme")
     return Quantization(
