@@ -12,6 +12,9 @@ head cannot see.
 
     python build_scripts/train_demo_checkpoint.py --out DIR [--family nemotron_h] [--seed 0]
 
+    python build_scripts/train_demo_checkpoint.py --out DIR --family nemotron_h --resume EARLIER \
+        --seed 1 --learning-rate 2e-3
+
 writes ``DIR`` (a Hugging Face directory) and ``DIR/training.json`` (settings, curve, evaluation).
 """
 
@@ -31,6 +34,7 @@ import torch.nn.functional as F
 from demo_recipes import RECIPES, Head, Recipe, Target
 from torch import nn
 
+from tllm_wmtp.checkpoint.loader import load_model
 from tllm_wmtp.demo import language
 from tllm_wmtp.demo.tokenizer import END_OF_TEXT_ID, build_tokenizer
 from tllm_wmtp.models.causal import CausalStates
@@ -302,6 +306,15 @@ def save(recipe: Recipe, target: Target, head: Head, out: Path) -> None:
     )
 
 
+def resume(run: Path, target: Target, head: Head) -> dict[str, object]:
+    """Gives the modules the weights of an earlier run, as it stored them; its report."""
+    earlier = load_model(run, with_head=True)
+    assert earlier.head is not None
+    target.load_state_dict(earlier.target.state_dict())
+    head.load_state_dict(earlier.head.state_dict())
+    return json.loads((run / "training.json").read_text())
+
+
 def parameter_groups(modules: tuple[nn.Module, ...]) -> list[dict[str, object]]:
     """Weight decay on matrices only."""
     weights = {id(p): p for module in modules for p in module.parameters()}
@@ -317,24 +330,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on every stage's steps")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument(
+        "--resume", type=Path, help="run the language stages again from this run's weights"
+    )
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     recipe = RECIPES[args.family]
     target, head = recipe.build()
+    resumed = resume(args.resume, target, head) if args.resume else None
     balance = RouterBalance(recipe, target, head)
     states = CausalStates(recipe.conv_kernel)
     optimizer = torch.optim.AdamW(
         parameter_groups((target, head)), lr=args.learning_rate, betas=(0.9, 0.98), fused=True
     )
     stages = [Stage(**{**asdict(s), "steps": max(2, round(s.steps * args.scale))}) for s in STAGES]
+    if resumed:
+        stages = [stage for stage in stages if stage.name.startswith("language")]
     planned = sum(s.steps * s.batch * s.tokens for s in stages)
     scheduled = [s for s in stages if s.name.startswith("language")]
     language_tokens = sum(s.steps * s.batch * s.tokens for s in scheduled)
     curve: list[dict[str, object]] = []
     begin, seen, seen_language, step = time.monotonic(), 0, 0, 0
-    head_begun = False
+    head_begun = resumed is not None
     torch.set_flush_denormal(True)
     for stage in stages:
         if stage.head and not head_begun:
@@ -412,6 +431,7 @@ def main() -> None:
         ),
         "seconds": round(time.monotonic() - begin, 1),
         "curve": curve,
+        "resumed": resumed,
     }
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {args.out} after {report['seconds']:.0f} s")
