@@ -6,6 +6,8 @@ from pathlib import Path
 
 import engines
 import lockstep
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from tiny_model import random_prompts, tiny_checkpoint
@@ -124,3 +126,30 @@ def test_shared_prefix_brings_the_graphs_rings_along(tmp_path: Path) -> None:
     assert record.prefix_hit_tokens > 60
     assert record.outputs[0] == record.outputs[1]
     assert record.differing == 0
+
+
+def test_candidates_are_the_likeliest_of_all_logits(tmp_path: Path) -> None:
+    source = open_model(CHECKPOINT)
+    feed = {
+        "token_ids": np.arange(6), "hidden": np.ones((6, 128), np.float32),
+        "positions": np.array([0, 1, 2, 0, 1, 2]), "row_offsets": np.array([0, 3, 6], np.int32),
+        "query_offsets": np.array([0, 1, 2], np.int32), "start_positions": np.array([0, 0]),
+        "lanes": np.array([1, 0], np.int32),
+    }  # fmt: skip
+    found = {}
+    for top_k in (0, 5):
+        folder = tmp_path / str(top_k)
+        folder.mkdir()
+        spec = DraftSpec(RingSpec.for_chain(4, 48, 5), 2, 16, top_k=top_k)
+        written = write_draft_graph(source, spec, folder)
+        ring = np.zeros(written.inputs["ring_k"]["shape"], np.float32)
+        session = onnxruntime.InferenceSession(str(written.file))
+        names = list(written.outputs)
+        results = session.run(names, {**feed, "ring_k": ring, "ring_v": ring})
+        found[top_k] = dict(zip(names, results, strict=True))
+    logits = found[0]["logits"]
+    order = np.argsort(-logits, axis=1)[:, :5]
+    assert found[5]["top_k_ids"].tolist() == order.tolist()
+    expected = np.take_along_axis(logits, order, 1)
+    np.testing.assert_allclose(found[5]["top_k_logits"], expected, rtol=1e-6)
+    assert found[5]["draft_tokens"].tolist() == order[:, 0].tolist()

@@ -127,7 +127,8 @@ def _keeps_nvfp4(source: ModelSource, options: BuildOptions) -> bool:
         raise ConfigError(
             "weights 'nvfp4'",
             f"no weight of the {options.engine} in {source.path} is quantized to NVFP4",
-            f"quantize it first (wmtp quantize {source.path} --out DIR), or use --weights bf16",
+            f"quantize it first (wmtp quantize --model {source.path} --out DIR), "
+            "or use --weights bf16",
         )
     return options.weights != "bf16" and there
 

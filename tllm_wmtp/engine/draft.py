@@ -58,7 +58,7 @@ class DraftSpec:
         ring: sinks, window and spare slots of each lane.
         lanes: rings, hence requests at a time.
         max_rows: most rows of one forward, all requests together.
-        dtype: of the network; of the rings too unless ``kv_dtype`` says otherwise.
+        dtype: of the network and the rings.
         top_k: how many candidates the graph gives; 0 for all logits.
         quantized: keep NVFP4 weights as they are.
         lowering: :data:`PLUGIN` or :data:`STANDARD`.
@@ -69,15 +69,10 @@ class DraftSpec:
     lanes: int
     max_rows: int
     dtype: str = "float32"
-    kv_dtype: str = "auto"
     top_k: int = 0
     quantized: bool = False
     lowering: str = STANDARD
     rounding: str | None = None
-
-    @property
-    def ring_dtype(self) -> str:
-        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
 
 class _RingAttention:
@@ -145,8 +140,8 @@ def write_draft_graph(source: ModelSource, spec: DraftSpec, folder: Path) -> Wri
         query_offsets=g.input("query_offsets", "int32", ["b_plus_1"]),
         starts=g.input("start_positions", "int64", ["b"]),
         lanes=g.input("lanes", "int32", ["b"]),
-        ring_k=g.input("ring_k", spec.ring_dtype, ring.shape),
-        ring_v=g.input("ring_v", spec.ring_dtype, ring.shape),
+        ring_k=g.input("ring_k", spec.dtype, ring.shape),
+        ring_v=g.input("ring_v", spec.dtype, ring.shape),
     )
     attend = _RingAttention(g, batch, ring, num_heads, shape.scale, spec.lowering, positions)
 
@@ -178,7 +173,7 @@ def write_draft_graph(source: ModelSource, spec: DraftSpec, folder: Path) -> Wri
     return WrittenGraph(
         file,
         _profiles(spec, hidden_size),
-        {**asdict(ring), "dtype": spec.ring_dtype},
+        {**asdict(ring), "dtype": spec.dtype},
         g.inputs,
         g.outputs,
         (*own.quantized_weights, *ending.quantized_weights),
