@@ -121,8 +121,9 @@ class RequestMetrics:
     draft_s: list[float] = field(default_factory=list)
     verify_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
-    #: Drafts that each step proposed.
+    #: Drafts that each step proposed, and how many of them it accepted.
     drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
     draft_trials: list[int] = field(default_factory=list)
     #: Rows whose last target layer computed queries, output and feed-forward.
     prefill_last_layer_rows: int = 0
@@ -162,6 +163,7 @@ class RequestMetrics:
         for position in range(min(drafted, accepted_drafts + 1)):
             self.draft_trials[position] += 1
         self.drafted.append(drafted)
+        self.accepted.append(accepted_drafts)
         self.draft_s.append(draft_s)
         self.verify_s.append(verify_s)
         self.step_s.append(step_s)

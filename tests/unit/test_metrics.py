@@ -108,6 +108,7 @@ def test_only_steps_that_drafted_so_far_are_trials() -> None:
     metrics = varying()
     assert metrics.accepted_histogram == [2, 2, 1, 1]
     assert metrics.drafted == [3, 1, 1, 0, 3, 2]
+    assert metrics.accepted == [3, 1, 0, 0, 1, 2]
     # Position 1: five steps drafted one. Position 2: of the four that accepted one, the step that
     # drafted only one is no trial. Position 3: one of the two with two accepted drafted a third.
     assert [(a.successes, a.trials) for a in metrics.alpha] == [(4, 5), (2, 3), (1, 1)]

@@ -12,11 +12,9 @@ ring may beat its floor.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import torch
 from torch import nn
 
 from tllm_wmtp import machine
+from tllm_wmtp.bench.common import config_hash
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
 from tllm_wmtp.executor.engine import Engine
@@ -77,8 +76,7 @@ class StepBench:
     @property
     def digest(self) -> str:
         """Twelve hex digits that name the whole configuration."""
-        content = json.dumps(asdict(self), sort_keys=True, default=str)
-        return hashlib.sha256(content.encode()).hexdigest()[:12]
+        return config_hash(self)
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,11 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=count, default=7, help="most tokens that a step can emit (default 7)"
     )
+    add_window(parser)
+
+
+def add_window(parser: argparse.ArgumentParser) -> None:
+    """``--window --sink``: what the draft sees."""
     parser.add_argument(
         "--window", type=count, default=4032, help="last tokens the draft sees (default 4032)"
     )

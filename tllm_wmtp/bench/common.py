@@ -1,0 +1,32 @@
+"""What several benchmarks share: the name of a configuration, and an interval of a ratio."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+RESAMPLES = 2000
+
+
+def config_hash(config: Any) -> str:
+    """Twelve hex digits that name a whole configuration, a dataclass."""
+    content = json.dumps(asdict(config), sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def ratio_of_sums(
+    above: Sequence[float], below: Sequence[float], seed: int = 0
+) -> tuple[float, list[float]]:
+    """``sum(above) / sum(below)`` of paired measurements, and its 95 % bootstrap interval."""
+    pairs = list(zip(above, below, strict=True))
+
+    def ratio(chosen: Sequence[tuple[float, float]]) -> float:
+        return sum(a for a, _ in chosen) / sum(b for _, b in chosen)
+
+    chance = random.Random(seed)
+    drawn = sorted(ratio(chance.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    return ratio(pairs), [drawn[int(RESAMPLES * 0.025)], drawn[int(RESAMPLES * 0.975) - 1]]
