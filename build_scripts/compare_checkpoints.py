@@ -6,8 +6,8 @@
 
 Prints a Markdown table. Per kind of document and context: the share of positions where both models
 find the same token most likely, over the last 1,024 positions of each document; and the acceptance
-length of the native and the windowed draft, each model verifying its own output. The first row is
-the original. Documents are new to the checkpoint.
+length of the native and the windowed draft, with its standard error over steps, each model
+verifying its own output. The original comes first. Documents are new to the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -31,7 +32,7 @@ COMPARED_POSITIONS = 1024
 DEPTH, N_SINK = 7, 64
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkpoints", type=Path, nargs="+", help="quantized copies of demo")
     parser.add_argument("--contexts", default="4096,16384", help="tokens, separated by commas")
@@ -40,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=96, help="generated per document")
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 @torch.inference_mode()
@@ -60,8 +61,8 @@ def choices(path: Path, documents: list[list[int]]) -> list[torch.Tensor]:
 
 def acceptance(
     path: Path, texts: list[str], context: int, args: argparse.Namespace
-) -> Iterator[tuple[str, float]]:
-    """``(arm, AL)``, the mean over ``texts``."""
+) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Arm, AL over all steps of all ``texts``, and its standard error."""
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
     arms = {
         "native": MtpConfig.native(DEPTH),
@@ -69,20 +70,21 @@ def acceptance(
     }
     for arm, speculation in arms.items():
         room = context + args.max_tokens + DEPTH
+        emitted: list[int] = []
         with LLM(path, speculation, max_seq_len=room, max_batch_size=1) as llm:
-            lengths = []
             for text in texts:
                 metrics = llm.generate(text, params).metrics
                 assert metrics is not None
-                assert metrics.acceptance_length is not None
-                lengths.append(metrics.acceptance_length)
-        yield arm, statistics.fmean(lengths)
+                for accepted, steps in enumerate(metrics.accepted_histogram):
+                    emitted += [accepted + 1] * steps
+        error = statistics.stdev(emitted) / len(emitted) ** 0.5
+        yield arm, (statistics.fmean(emitted), error)
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: list[str] | None = None) -> None:
+    args = parse_arguments(argv)
     progress = Console(stderr=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for context in map(int, args.contexts.split(",")):
         for kind in args.kinds.split(","):
             seeds = range(FIRST_SEED, FIRST_SEED + args.prompts)
@@ -109,9 +111,10 @@ def main() -> None:
     print("| checkpoint | documents | context | same top token | AL native | AL windowed |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for row in rows:
+        lengths = [f"{al:.2f} ± {error:.2f}" for al, error in (row["native"], row["windowed"])]
         print(
             f"| {row['checkpoint']} | {row['kind']} | {row['context']:,} | "
-            f"{row['agreement']:.1%} | {row['native']:.2f} | {row['windowed']:.2f} |"
+            f"{row['agreement']:.1%} | {' | '.join(lengths)} |"
         )
 
 
