@@ -35,7 +35,8 @@ def quantized_copy(source: Path, target: Path) -> Path:
             continue
         parent, _, leaf = module.rpartition(".")
         group = next((one for one in TOGETHER if leaf in one), (leaf,))
-        shared = global_scale_of([weights[f"{parent}.{one}.weight"].float() for one in group])
+        names = [f"{parent}.{one}.weight" for one in group]
+        shared = global_scale_of([weights[name].float() for name in names if name in weights])
         made = pack(tensor.float(), shared)
         stored[name] = made.packed.contiguous()
         stored[f"{module}.weight_scale"] = made.block_scale.contiguous()

@@ -230,6 +230,7 @@ def rename_directory(fresh: Path, place: Path) -> None:
 
 def _copy(file: Path, target: Path) -> None:
     if file.stat().st_size > _LINKED_BYTES:
+        file.chmod(0o444)  # one file in two places: writing to it would spoil the cache
         try:
             os.link(file, target)
             return

@@ -26,6 +26,7 @@ from tllm_wmtp.engine.graph import WrittenGraph
 from tllm_wmtp.engine.target import TargetSpec, check_target, write_target_graph
 from tllm_wmtp.engine.weights import ModelSource, open_model, tensors_hash
 from tllm_wmtp.errors import ConfigError
+from tllm_wmtp.ops.checks import CUDA_MAX_HEAD_DIM
 from tllm_wmtp.ring import RingSpec
 
 
@@ -40,6 +41,8 @@ def compose(
     source = open_model(model, with_head=options.engine == "draft")
     if options.engine == "target":
         check_target(source)
+    else:
+        _check_heads(source)
     _check_reach(source, options)
     quantized = _keeps_nvfp4(source, options)
     if quantized and options.target not in FP4_TARGETS:
@@ -107,6 +110,17 @@ def _write(
         return write_draft_graph(source, draft_spec(options, quantized), folder)
     capacity = options.max_seq_len or source.config.max_position_embeddings
     return write_target_graph(source, target_spec(options, quantized, capacity), folder)
+
+
+def _check_heads(source: ModelSource) -> None:
+    """What the plugin would refuse, before anything is written."""
+    head_dim = source.config.caches.draft.head_dim
+    if head_dim > CUDA_MAX_HEAD_DIM or head_dim % 16:
+        raise ConfigError(
+            f"draft attention heads {head_dim} wide",
+            f"the plugin serves multiples of 16 up to {CUDA_MAX_HEAD_DIM}",
+            "run this checkpoint on the embedded runtime on a CPU",
+        )
 
 
 def _check_reach(source: ModelSource, options: BuildOptions) -> None:
