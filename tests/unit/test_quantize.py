@@ -10,6 +10,7 @@ import pytest
 import tiny_nemotron
 import torch
 from quantized import decode_nvfp4
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tiny_model import (
     add_byte_tokenizer,
@@ -214,16 +215,27 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-@pytest.mark.parametrize("error", [OSError(28, "no space"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (OSError(28, "no space"), OSError),
+        (SafetensorError("no space"), CheckpointError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
 def test_an_interrupted_run_leaves_nothing_under_the_name_and_is_taken_up(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    shown: type[BaseException],
 ) -> None:
     whole = copy_of(source, tmp_path / "whole", shard_bytes=SHARD)
     shards = len(list((tmp_path / "whole").glob("*.safetensors")))
     assert shards > 3
     with monkeypatch.context() as patch:
         patch.setattr(quantize, "save_file", Interrupt(2, error))
-        with pytest.raises(type(error)):
+        with pytest.raises(shown):
             copy_of(source, tmp_path / "out", shard_bytes=SHARD)
     assert not (tmp_path / "out").exists()
     patched = Interrupt(shards - 2, AssertionError("wrote a finished shard again"))
@@ -309,7 +321,11 @@ def test_a_quantized_source_is_refused(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("*", "nothing to quantize"), ("*.experts.1.up_proj", r"gate_up_proj holds all experts")],
+    [
+        ("model.layer.3", "no module of .* is called so"),
+        ("*", "nothing to quantize"),
+        ("*.experts.1.up_proj", r"gate_up_proj holds all experts"),
+    ],
 )
 def test_exclusions_that_cannot_be_met(
     source: Path, tmp_path: Path, pattern: str, message: str

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tllm_wmtp import __version__
@@ -231,7 +232,15 @@ def _write_shards(
             tensors.update(_tensors(unit, read, backend, amax))
             done += 1
             progress("quantizing", done, total)
-        partial.write(name, functools.partial(save_file, tensors, metadata={"format": "pt"}))
+        save = functools.partial(save_file, tensors, metadata={"format": "pt"})
+        try:
+            partial.write(name, save)
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{partial.path / name} ({error})",
+                "it must be possible to write it",
+                "check the space on the disk; the same command goes on from here",
+            ) from error
     return taken_up
 
 

@@ -137,6 +137,15 @@ def make_plan(directory: CheckpointDirectory, recipe: Recipe) -> Plan:
         CheckpointError: an unknown family, or nothing is left to quantize.
     """
     units = list(_quantized_units(directory, recipe))
+    modules = [_module(name) for name in directory.names]
+    for pattern in recipe.exclude:
+        left_alone = Modules([pattern])
+        if not any(module in left_alone for module in modules):
+            raise CheckpointError(
+                f"--exclude {pattern}",
+                f"no module of {directory.path} is called so",
+                "correct it; modules are called as their weights, without .weight",
+            )
     if not units:
         raise CheckpointError(
             f"nothing to quantize in {directory.path}",
