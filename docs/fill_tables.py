@@ -5,7 +5,7 @@
     wmtp bench step --json > step.json
     python docs/fill_tables.py demo.json step.json
 
-Knows the JSON of ``wmtp demo``, ``wmtp bench step``, ``wmtp bench attention`` and
+Knows the JSON of ``wmtp demo``, of ``wmtp bench`` step, depth, prefill and attention, and of
 ``build_scripts/evaluate_demo_checkpoint.py`` by its content. A table stands between the comments
 ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``; what is between them is replaced.
 """
@@ -117,6 +117,76 @@ def step(result: dict[str, Any]) -> tuple[str, str]:
     return f"bench-step-{first['kv_dtype']}", "\n".join(lines)
 
 
+def depth(result: dict[str, Any]) -> tuple[str, str]:
+    ratios = {(entry["workload"], entry["arm"]): entry for entry in result["ratios"]}
+    rows = []
+    for row in result["rows"]:
+        over = "1"
+        if entry := ratios.get((row["workload"], row["arm"])):
+            low, high = entry["interval"]
+            over = f"{entry['over_adaptive']:.2f} [{low:.2f}, {high:.2f}]"
+        rows.append(
+            [
+                row["workload"],
+                row["arm"],
+                f"{row['al']:.2f}",
+                f"{row['mean_depth']:.1f}",
+                f"{row['tpot_ms']:.2f}",
+                f"{row['ms_per_token']:.2f}",
+                over,
+            ]
+        )
+    head = (
+        "text", "arm", "AL", "mean depth", "TPOT ms", "all ms / token", "time over adaptive",
+    )  # fmt: skip
+    texts = "; ".join(f"{name}: {kind}" for name, kind in result["workloads"].items())
+    same = "identical" if result["lossless"] else "NOT identical"
+    lines = [
+        f"{result['context']:,} tokens of context, {result['prompts']} prompts of each text, "
+        f"{result['max_tokens']} tokens each, window {result['window']}, sink {result['n_sink']}, "
+        f"{result['dtype']} ({texts}). The arms' outputs are {same}; 95 % intervals, bootstrap "
+        f"over blocks of tokens. {machine(result)}",
+        "",
+        table(head, rows, words=2),
+    ]
+    return "bench-depth", "\n".join(lines)
+
+
+def prefill(result: dict[str, Any]) -> tuple[str, str]:
+    ratios = {(entry["context"], entry["arm"]): entry for entry in result["ratios"]}
+    rows = []
+    for row in result["rows"]:
+        low, high = row["ttft_s_interquartile"]
+        ratio = ""
+        if row["pruned"]:
+            ratio = f"{ratios[row['context'], row['arm']]['unpruned_over_pruned']:.2f}"
+        rows.append(
+            [
+                row["arm"],
+                "yes" if row["pruned"] else "no",
+                f"{row['prompt_tokens']:,}",
+                f"{row['ttft_s']:.2f}",
+                f"{low:.2f} - {high:.2f}",
+                f"{row['prefill_s']:.2f}",
+                f"{row['last_layer_rows']:,}",
+                f"{row['draft_rows']:,}",
+                ratio,
+            ]
+        )
+    head = (
+        "arm", "pruned", "prompt tokens", "TTFT s", "interquartile", "prefill s",
+        "rows of the last layer", "rows the draft stores", "unpruned / pruned",
+    )  # fmt: skip
+    first = result["rows"][0]
+    lines = [
+        f"Window {first['window']}, sink {first['n_sink']}, depth {first['depth']}, "
+        f"{first['dtype']}, {first['n_runs']} runs per row. {machine(result)}",
+        "",
+        table(head, rows, words=2),
+    ]
+    return "bench-prefill", "\n".join(lines)
+
+
 def attention(result: dict[str, Any]) -> tuple[str, str]:
     rows = [
         [
@@ -187,10 +257,9 @@ def render(result: dict[str, Any]) -> tuple[str, str]:
         return evaluation(result)
     if "arms" in result:
         return demo(result)
-    if result.get("benchmark") == "step":
-        return step(result)
-    if result.get("benchmark") == "attention":
-        return attention(result)
+    benchmarks = {"step": step, "depth": depth, "prefill": prefill, "attention": attention}
+    if result.get("benchmark") in benchmarks:
+        return benchmarks[result["benchmark"]](result)
     raise ValueError("neither a demo, nor a benchmark, nor an evaluation: check the file")
 
 

@@ -50,7 +50,14 @@ def test_every_command_line_parses(line: str) -> None:
 
 def test_the_pages_show_every_command() -> None:
     shown = {" ".join(line.split()[1:3]) for line in command_lines()}
-    for command in ("generate demo", "bench step", "bench attention", "info demo"):
+    for command in (
+        "generate demo",
+        "bench step",
+        "bench depth",
+        "bench prefill",
+        "bench attention",
+        "info demo",
+    ):
         assert command in shown
     assert "wmtp demo" in command_lines()
 
@@ -127,7 +134,7 @@ def test_a_result_fills_its_block_and_no_other(tables: Any, tmp_path: Path) -> N
 def test_every_block_of_the_pages_is_one_that_the_script_knows(tables: Any) -> None:
     known = {
         "demo", "demo-1m", "bench-step-float32", "bench-step-bfloat16", "bench-attention",
-        "evaluation",
+        "bench-depth", "bench-prefill", "evaluation",
     }  # fmt: skip
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_model import tiny_checkpoint
@@ -20,11 +22,12 @@ from tllm_wmtp.bench.depth import (
     ratios_of,
     run_depth_bench,
     seconds_per_token,
+    typical_seconds,
 )
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.metrics import RequestMetrics
 
-OPTIONS = {"context": 300, "max_tokens": 70, "depths": (2, 4), "max_depth": 4, "window": 60}
+OPTIONS = {"context": 260, "max_tokens": 66, "depths": (3,), "max_depth": 4, "window": 60}
 
 
 def bench_of(model: Path, **changes: object) -> DepthBench:
@@ -33,9 +36,10 @@ def bench_of(model: Path, **changes: object) -> DepthBench:
 
 def test_the_seconds_of_a_step_are_shared_by_its_tokens() -> None:
     metrics = RequestMetrics("windowed", 5, [0] * 4)
-    metrics.record_step(2, 0.0, 0.0, 0.6)
-    metrics.record_step(0, 0.0, 0.0, 0.5, drafted=0)
-    assert seconds_per_token(metrics) == pytest.approx([0.2, 0.2, 0.2, 0.5])
+    metrics.record_step(2, 0.0, 0.0, 0.0)
+    metrics.record_step(0, 0.0, 0.0, 0.0, drafted=0)
+    assert seconds_per_token(metrics, [0.6, 0.5], 9) == pytest.approx([0.2, 0.2, 0.2, 0.5])
+    assert seconds_per_token(metrics, [0.6, 0.5], 3) == pytest.approx([0.2, 0.2, 0.2])
 
 
 def test_blocks_are_whole() -> None:
@@ -52,23 +56,41 @@ def test_a_ratio_of_sums_pairs_its_measurements() -> None:
     assert ratio_of_sums([1.0, 3.0], [1.0, 1.0]) == ratio_of_sums([1.0, 3.0], [1.0, 1.0])
 
 
-def test_other_arms_are_compared_with_the_adaptive_one_on_the_same_tokens() -> None:
-    def made(second: float) -> list[Answer]:
-        metrics = RequestMetrics("windowed", 5, [0])
-        return [Answer("easy", [0] * (BLOCK + 1), metrics, [second] * BLOCK)] * 2
+def answered(steps: Sequence[tuple[int, int, float]]) -> Answer:
+    """(drafted, accepted, seconds) of each step."""
+    metrics = RequestMetrics("windowed", 5, [0] * 7)
+    for drafted, accepted, _ in steps:
+        metrics.record_step(accepted, 0.0, 0.0, 0.0, drafted)
+    made = sum(accepted + 1 for _, accepted, _ in steps)
+    request = SimpleNamespace(metrics=metrics, output_ids=[0] * (made + 1))
+    return Answer("easy", request, [seconds for _, _, seconds in steps])  # type: ignore[arg-type]
 
-    (entry,) = ratios_of("easy", {"depth 2": made(0.3), ADAPTIVE: made(0.2)})
+
+def test_a_typical_step_is_the_median_of_its_depth_over_all_answers() -> None:
+    first = answered([(6, 2, 0.014), (6, 2, 0.500), (0, 0, 0.005)])
+    second = answered([(6, 0, 0.015), (0, 0, 0.007)])
+    assert typical_seconds([first, second]) == pytest.approx({6: 0.015, 0: 0.006})
+
+
+def test_other_arms_are_compared_with_the_adaptive_one_on_the_same_tokens() -> None:
+    # 32 tokens in 16 steps of 4 ms, in each of two answers; one step was disturbed.
+    fixed = [answered([(1, 1, 0.004)] * 15 + [(1, 1, 9.0)])] * 2
+    # The same in 4 steps of 7 ms and 4 of 5 ms that draft nothing, and four tokens too many.
+    adaptive = [answered([(6, 6, 0.007)] * 4 + [(0, 0, 0.005)] * 4 + [(3, 3, 0.006)])] * 2
+    answers = {"depth 2": fixed, ADAPTIVE: adaptive}
+    typical = {arm: typical_seconds(mine) for arm, mine in answers.items()}
+    (entry,) = ratios_of("easy", answers, typical)
     assert entry["arm"] == "depth 2"
-    assert entry["over_adaptive"] == pytest.approx(1.5)
+    assert entry["over_adaptive"] == pytest.approx(64 / 48)
     assert entry["blocks"] == 2
 
 
 def test_prompts_are_reproducible_and_differ_by_seed() -> None:
     for workload in WORKLOADS:
-        first = make_prompt(workload, 400, 1)
-        assert first == make_prompt(workload, 400, 1)
-        assert first != make_prompt(workload, 400, 2)
-        assert 300 < len(first) <= 400
+        first = make_prompt(workload, 300, 1)
+        assert first == make_prompt(workload, 300, 1)
+        assert first != make_prompt(workload, 300, 2)
+        assert 200 < len(first) <= 300
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
@@ -90,12 +112,12 @@ def test_every_arm_makes_the_same_tokens_and_has_a_row_on_every_workload(tmp_pat
     bench = bench_of(tiny_checkpoint(tmp_path, vocab_size=640))
     result = run_depth_bench(bench)
     assert result["lossless"]
-    arms = ["dense", "depth 2", "depth 4", ADAPTIVE]
+    arms = ["dense", "depth 3", ADAPTIVE]
     rows = {(row["workload"], row["arm"]): row for row in result["rows"]}
     assert list(rows) == [(workload, arm) for workload in (*WORKLOADS, MIX) for arm in arms]
     for (workload, arm), row in rows.items():
         prompts = 3 if workload == MIX else 1
-        assert row["tokens"] == 69 * prompts
+        assert row["tokens"] == 65 * prompts
         assert sum(row["steps_by_depth"].values()) == row["steps"]
         if arm != ADAPTIVE:
             depth = 1 if arm == "dense" else int(arm.removeprefix("depth "))
@@ -105,4 +127,4 @@ def test_every_arm_makes_the_same_tokens_and_has_a_row_on_every_workload(tmp_pat
     hard = rows["hard", ADAPTIVE]
     assert hard["al"] < 1.3
     assert hard["steps_by_depth"].get("1", 0) > 0
-    assert len(result["ratios"]) == 4 * 3
+    assert len(result["ratios"]) == 4 * 2

@@ -11,10 +11,12 @@ The prompts are of the demonstration's language, in an order that switches the w
 from __future__ import annotations
 
 import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -108,33 +110,45 @@ class DepthBench:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answer:
-    """One prompt in one arm; ``seconds[i]`` is the share of a step of output token i + 1, the first
-    token belonging to the prefill."""
+    """One prompt in one arm; ``step_s`` are wall seconds of whole engine steps, the choice of the
+    depth included."""
 
     workload: str
-    tokens: list[int]
-    metrics: RequestMetrics
-    seconds: list[float]
+    request: Request
+    step_s: list[float] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, workload: str, request: Request) -> Answer:
-        return cls(
-            workload,
-            request.output_ids,
-            request.metrics,
-            seconds_per_token(request.metrics)[: len(request.output_ids) - 1],
-        )
+    @property
+    def metrics(self) -> RequestMetrics:
+        return self.request.metrics
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.request.output_ids
 
 
-def seconds_per_token(metrics: RequestMetrics) -> list[float]:
-    """Each step's seconds, shared evenly by the tokens that it made."""
-    return [
+def typical_seconds(answers: Sequence[Answer]) -> dict[int, float]:
+    """Median seconds of a step by its number of drafts. At one context length a step costs the same
+    whatever the text, so all answers of an arm count."""
+    by_drafts: dict[int, list[float]] = {}
+    for each in answers:
+        for drafted, seconds in zip(each.metrics.drafted, each.step_s, strict=True):
+            by_drafts.setdefault(drafted, []).append(seconds)
+    return {drafted: statistics.median(group) for drafted, group in by_drafts.items()}
+
+
+def seconds_per_token(
+    metrics: RequestMetrics, step_s: Sequence[float], output_tokens: int
+) -> list[float]:
+    """Each step's seconds, shared evenly by the tokens that it made; of the first ``output_tokens``
+    tokens after the one that the prefill made."""
+    shares = [
         seconds / (accepted + 1)
-        for seconds, accepted in zip(metrics.step_s, metrics.accepted, strict=True)
+        for seconds, accepted in zip(step_s, metrics.accepted, strict=True)
         for _ in range(accepted + 1)
     ]
+    return shares[:output_tokens]
 
 
 def blocks(seconds: Sequence[float]) -> list[float]:
@@ -163,21 +177,23 @@ def run_depth_bench(bench: DepthBench, on_progress: Progress | None = None) -> d
         for workload in WORKLOADS:
             ids = make_prompt(workload, bench.context, bench.seed + index)
             label = f"{workload} {index + 1}"
-            for arm, request in answer(engines, ids, bench.max_tokens, label, on_progress).items():
-                answers[arm].append(Answer.of(workload, request))
+            for arm, mine in race(engines, ids, bench.max_tokens, label, on_progress).items():
+                answers[arm].append(Answer(workload, *mine))
     return report(bench, answers)
 
 
-def answer(
+def race(
     engines: dict[str, Engine],
     ids: list[int],
     max_tokens: int,
     label: str,
     on_progress: Progress | None,
-) -> dict[str, Request]:
-    """One prompt in every arm: prefills one after the other, then steps in turns."""
+) -> dict[str, tuple[Request, list[float]]]:
+    """One prompt in every arm: prefills one after the other, then steps in turns, with their
+    seconds. The first step is made by the call that ends the prefill, so its time is what the
+    engine says."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    requests = {}
+    requests: dict[str, Request] = {}
     for done, (arm, engine) in enumerate(engines.items()):
         if on_progress is not None:
             on_progress(f"{label} prefill", done, len(engines))
@@ -185,27 +201,33 @@ def answer(
         while request.phase in (Phase.WAITING, Phase.PREFILL):
             engine.step()
         requests[arm] = request
+    step_s = {arm: list(request.metrics.step_s) for arm, request in requests.items()}
     while running := {arm: r for arm, r in requests.items() if not r.finished}:
         behind = min(running, key=lambda arm: len(running[arm].output_ids))
+        begin = perf_counter()
         engines[behind].step()
+        step_s[behind].append(perf_counter() - begin)
         if on_progress is not None:
             on_progress(label, len(running[behind].output_ids), max_tokens)
     for request in requests.values():
         if request.error is not None:
             raise request.error
-    return requests
+    return {arm: (request, step_s[arm]) for arm, request in requests.items()}
 
 
 def report(bench: DepthBench, answers: dict[str, list[Answer]]) -> dict[str, Any]:
     about = machine.describe()
+    typical = {arm: typical_seconds(mine) for arm, mine in answers.items()}
     rows, ratios = [], []
     for workload in (*WORKLOADS, MIX):
         chosen = {
             arm: [each for each in mine if workload in (each.workload, MIX)]
             for arm, mine in answers.items()
         }
-        rows += [{**row(bench, workload, arm, mine), **about} for arm, mine in chosen.items()]
-        ratios += ratios_of(workload, chosen)
+        rows += [
+            {**row(workload, arm, mine, typical[arm]), **about} for arm, mine in chosen.items()
+        ]
+        ratios += ratios_of(workload, chosen, typical)
     first = next(iter(answers.values()))
     return {
         "benchmark": "depth",
@@ -230,41 +252,66 @@ def report(bench: DepthBench, answers: dict[str, list[Answer]]) -> dict[str, Any
     }
 
 
-def row(bench: DepthBench, workload: str, arm: str, answers: Sequence[Answer]) -> dict[str, Any]:
-    """One arm on one workload. ``tpot_ms`` by the protocol of :mod:`tllm_wmtp.metrics`,
-    ``ms_per_token`` from all seconds as they were."""
+def row(
+    workload: str, arm: str, answers: Sequence[Answer], typical: dict[int, float]
+) -> dict[str, Any]:
+    """One arm on one workload. ``tpot_ms`` takes every step for as long as a typical one of its
+    depth, as :func:`tllm_wmtp.metrics.median_step` does; ``ms_per_token`` has all seconds as they
+    were."""
     whole = summarise(each.metrics for each in answers)
-    if whole.tpot_s is None or whole.acceptance_length is None:
+    if whole.acceptance_length is None:
         raise RuntimeError(f"{arm} made no step")
-    seconds = [second for each in answers for second in each.seconds]
-    used = Counter(count + 1 for each in answers for count in each.metrics.drafted)
+    drafted = [count for each in answers for count in each.metrics.drafted]
+    length = whole.acceptance_length
+    used = Counter(count + 1 for count in drafted)
     return {
         "workload": workload,
         "arm": arm,
-        "al": whole.acceptance_length,
+        "al": length,
         "alpha": [
             {"value": a.value, "interval": list(a.interval), "trials": a.trials}
             for a in whole.alpha
             if a.trials
         ],
         "steps": whole.steps,
-        "tokens": len(seconds),
-        "tpot_ms": whole.tpot_s * 1e3,
-        "ms_per_token": sum(seconds) / len(seconds) * 1e3,
+        "tokens": sum(len(each.tokens) - 1 for each in answers),
+        "tpot_ms": statistics.fmean(typical[count] for count in drafted) / length * 1e3,
+        "ms_per_token": statistics.fmean(s for each in answers for s in each.step_s) / length * 1e3,
         "draft_share": whole.draft_s / whole.step_s,
-        "mean_depth": sum(depth * count for depth, count in used.items()) / whole.steps,
+        "mean_depth": 1 + statistics.fmean(drafted),
         "steps_by_depth": {str(depth): used[depth] for depth in sorted(used)},
+        "step_ms_by_depth": {str(count + 1): typical[count] * 1e3 for count in sorted(typical)},
     }
 
 
-def ratios_of(workload: str, answers: dict[str, list[Answer]]) -> list[dict[str, Any]]:
-    """Seconds of each other arm over those of the adaptive one, paired by blocks of tokens."""
-    mine = [block for each in answers[ADAPTIVE] for block in blocks(each.seconds)]
+def ratios_of(
+    workload: str, answers: dict[str, list[Answer]], typical: dict[str, dict[int, float]]
+) -> list[dict[str, Any]]:
+    """Time of each other arm over that of the adaptive one, paired by blocks of tokens.
+
+    Every step counts for as long as a typical one of its arm and depth: a disturbance of one step
+    can be longer than a block.
+    """
+
+    def paired(arm: str) -> list[float]:
+        return [
+            block
+            for each in answers[arm]
+            for block in blocks(
+                seconds_per_token(
+                    each.metrics,
+                    [typical[arm][count] for count in each.metrics.drafted],
+                    len(each.tokens) - 1,
+                )
+            )
+        ]
+
+    mine = paired(ADAPTIVE)
     out = []
-    for arm, theirs in answers.items():
+    for arm in answers:
         if arm == ADAPTIVE:
             continue
-        value, interval = ratio_of_sums([b for each in theirs for b in blocks(each.seconds)], mine)
+        value, interval = ratio_of_sums(paired(arm), mine)
         out.append(
             {
                 "workload": workload,
