@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_draft_graph import demo_prompts
 from torch import nn
 
@@ -18,9 +20,11 @@ from tllm_wmtp.checkpoint.quantization.packing import global_scale_of, pack
 from tllm_wmtp.checkpoint.quantization.weights import NvFp4Weight
 from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.demo import CHECKPOINT
+from tllm_wmtp.engine.draft import DraftSpec, write_draft_graph
 from tllm_wmtp.engine.graph import Graph
 from tllm_wmtp.engine.nvfp4 import gathered_experts, nvfp4_linear_standard, rounded_rows
 from tllm_wmtp.engine.weights import open_model
+from tllm_wmtp.ring import RingSpec
 
 
 def run(g: Graph, **feed: np.ndarray) -> Any:
@@ -142,6 +146,26 @@ def test_dequantized_weights_draft_what_the_runtime_does(nvfp4_demo: Path, tmp_p
     record = lockstep.run(model, graph, speculation, demo_prompts(4), 30)
     assert record.steps > 30
     assert record.differing == 0
+
+
+def test_one_unquantized_expert_leaves_its_whole_stack_dequantized(
+    nvfp4_demo: Path, tmp_path: Path
+) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(nvfp4_demo, mixed)
+    weights = load_file(mixed / "model.safetensors")
+    module = "mtp.layers.0.mlp.experts.3.up_proj"
+    plain = open_model(nvfp4_demo).head_weights.tensor(f"{module.removeprefix('mtp.')}.weight")
+    for part in ("weight_scale", "weight_scale_2", "input_scale"):
+        del weights[f"{module}.{part}"]
+    save_file(weights | {f"{module}.weight": plain}, mixed / "model.safetensors")
+    spec = DraftSpec(RingSpec.for_chain(4, 48, 5), 2, 16, quantized=True)
+    quantized = {}
+    for name, checkpoint in (("all", nvfp4_demo), ("mixed", mixed)):
+        (tmp_path / name / "graph").mkdir(parents=True)
+        written = write_draft_graph(open_model(checkpoint), spec, tmp_path / name / "graph")
+        quantized[name] = set(written.quantized_weights)
+    assert quantized["all"] - quantized["mixed"] == {"layers.0.mlp.gate_up"}
 
 
 def test_experts_of_one_scale_each_keep_their_values(tmp_path: Path) -> None:

@@ -182,13 +182,13 @@ class Emitter:
         names = self.weights.expert_names(path, module.num_experts, parts)
         if not names:
             return self.weights.tensor(fused)  # says that it is missing
-        first = self.weights.quantized(names[0][0])
-        if first is None:
-            return torch.stack(
-                [torch.cat([self.weights.tensor(name) for name in row]) for row in names]
-            )
-        return stack_experts(
-            [[one for name in row if (one := self.weights.quantized(name))] for row in names]
+        found = [[self.weights.quantized(name) for name in row] for row in names]
+        packed = [[one for one in row if one is not None] for row in found]
+        if all(len(some) == len(row) for some, row in zip(packed, found, strict=True)):
+            return stack_experts(packed)
+        # A stack has one form, so a single unquantized expert decides for all.
+        return torch.stack(
+            [torch.cat([self.weights.tensor(name) for name in row]) for row in names]
         )
 
 
