@@ -62,7 +62,7 @@ def choices(path: Path, documents: list[list[int]]) -> list[torch.Tensor]:
 def acceptance(
     path: Path, texts: list[str], context: int, args: argparse.Namespace
 ) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Arm, AL over all steps of all ``texts``, and its standard error."""
+    """Arm, the mean AL of ``texts``, and its standard error by the spread of all steps."""
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
     arms = {
         "native": MtpConfig.native(DEPTH),
@@ -70,15 +70,18 @@ def acceptance(
     }
     for arm, speculation in arms.items():
         room = context + args.max_tokens + DEPTH
+        lengths: list[float] = []
         emitted: list[int] = []
         with LLM(path, speculation, max_seq_len=room, max_batch_size=1) as llm:
             for text in texts:
                 metrics = llm.generate(text, params).metrics
                 assert metrics is not None
+                assert metrics.acceptance_length is not None
+                lengths.append(metrics.acceptance_length)
                 for accepted, steps in enumerate(metrics.accepted_histogram):
                     emitted += [accepted + 1] * steps
         error = statistics.stdev(emitted) / len(emitted) ** 0.5
-        yield arm, (statistics.fmean(emitted), error)
+        yield arm, (statistics.fmean(lengths), error)
 
 
 def main(argv: list[str] | None = None) -> None:
