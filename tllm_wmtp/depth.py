@@ -57,7 +57,7 @@ class AcceptanceEstimate:
         self._accepted = [0.0] * (max_depth - 1)
         self._trials = [0.0] * (max_depth - 1)
         self._anchor, self._anchor_trials = first_alpha, FIRST_TRIALS
-        self._expected = self._expect()
+        self._expected: list[float] | None = None
 
     def observe(self, drafted: int, accepted: int) -> None:
         """One step: its first ``accepted`` of ``drafted`` drafts were right."""
@@ -71,7 +71,7 @@ class AcceptanceEstimate:
         if drafted > 0:
             self._anchor_trials = min(self._anchor_trials + 1, ANCHOR_TRIALS)
             self._anchor += ((accepted > 0) - self._anchor) / self._anchor_trials
-        self._expected = self._expect()
+        self._expected = None
 
     @property
     def long_run(self) -> float:
@@ -89,6 +89,8 @@ class AcceptanceEstimate:
     @property
     def expected_tokens(self) -> list[float]:
         """Tokens that a step is expected to emit, entry ``depth - 1`` for depths 1 .. max_depth."""
+        if self._expected is None:
+            self._expected = self._expect()
         return self._expected
 
     def _expect(self) -> list[float]:
