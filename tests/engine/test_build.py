@@ -186,6 +186,8 @@ def test_script_builds_like_the_command(
         (["--lanes", "8", "--max-rows", "4"], "every one of 8 lanes feeds a row"),
         (["--window", "2m"], "= 2097216: the model has 1048576 positions"),
         (["--backend", "tensorrt"], "backend 'tensorrt'"),
+        (["--top-k", "641"], "TensorRT finds at most 640 of 640 tokens"),
+        (["--max-seq-len", "64"], "max_seq_len 64 of a draft engine"),
     ],
 )
 def test_bad_input_is_named(

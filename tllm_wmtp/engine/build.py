@@ -68,6 +68,12 @@ class BuildOptions:
                 raise ConfigError(
                     f"{name} {number}", f"it must be {least} or more", f"raise {name}"
                 )
+        if self.max_seq_len is not None and self.engine != "target":
+            raise ConfigError(
+                f"max_seq_len {self.max_seq_len} of a draft engine",
+                "its rings hold n_sink + window + depth slots whatever the length",
+                "leave it out, or build with --engine target",
+            )
         if self.max_seq_len is not None and self.max_seq_len < self.rows_per_lane:
             raise ConfigError(
                 f"max_seq_len {self.max_seq_len}",
@@ -157,7 +163,7 @@ def build_engine(
         PluginMissing: the plugin library has not been built.
         BuildError: the builder refuses the graph.
     """
-    cache = default_cache() if cache is None else cache
+    cache, out = default_cache() if cache is None else cache, out.resolve()
     _check_out(out)
     backend = find_backend(options.backend, options.target, cache / "links")
     library = find_plugin() if options.engine == "draft" else None

@@ -29,6 +29,9 @@ from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.ops.checks import CUDA_MAX_HEAD_DIM
 from tllm_wmtp.ring import RingSpec
 
+#: TensorRT's TopK has this limit.
+_MOST_CANDIDATES = 3840
+
 
 def compose(
     model: Path, ingredients: Ingredients, engines: Path, progress: Progress
@@ -43,6 +46,7 @@ def compose(
         check_target(source)
     else:
         _check_heads(source)
+        _check_candidates(source, options)
     _check_reach(source, options)
     quantized = _keeps_nvfp4(source, options)
     if quantized and options.target not in FP4_TARGETS:
@@ -64,7 +68,8 @@ def compose(
         except BuildError as error:
             raise _with_log(error, work, engines.parent) from None
         work.chmod(0o755)
-        rename_directory(work, entry)
+        if not (entry / CONFIG).exists():  # else another process was faster
+            rename_directory(work, entry)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return entry, False
@@ -120,6 +125,16 @@ def _check_heads(source: ModelSource) -> None:
             f"draft attention heads {head_dim} wide",
             f"the plugin serves multiples of 16 up to {CUDA_MAX_HEAD_DIM}",
             "run this checkpoint on the embedded runtime on a CPU",
+        )
+
+
+def _check_candidates(source: ModelSource, options: BuildOptions) -> None:
+    most = min(source.config.vocab_size, _MOST_CANDIDATES)
+    if options.top_k > most:
+        raise ConfigError(
+            f"top_k {options.top_k}",
+            f"TensorRT finds at most {most} of {source.config.vocab_size} tokens",
+            "lower it, or use 0 for all logits",
         )
 
 
