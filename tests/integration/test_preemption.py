@@ -50,6 +50,7 @@ def assert_same(ours: Sequence[Request], undisturbed: Sequence[Request]) -> None
     for one, other in zip(ours, undisturbed, strict=True):
         assert one.error is None
         assert one.metrics.accepted_histogram == other.metrics.accepted_histogram
+        assert one.metrics.draft_kv_bytes == other.metrics.draft_kv_bytes
 
 
 def assert_all_given_back(machine: Engine) -> None:
@@ -222,8 +223,8 @@ def failing(
 def test_a_step_that_fails_once_is_repeated_as_if_it_had_not(
     checkpoint: Path, speculation: MtpConfig | None, after_the_draft: bool
 ) -> None:
-    prompts = PROMPTS[:3]
-    undisturbed = run(engine(checkpoint, speculation), prompts, GREEDY)
+    prompts, params = PROMPTS[:3], [GREEDY, DRAWN, GREEDY]
+    undisturbed = run(engine(checkpoint, speculation), prompts, params)
     machine = engine(checkpoint, speculation)
     calls = [0]
 
@@ -234,7 +235,7 @@ def test_a_step_that_fails_once_is_repeated_as_if_it_had_not(
         return calls[0] % 3 == 0
 
     failing(machine, every_third_batch, after_the_draft)
-    requests = run(machine, prompts, GREEDY)
+    requests = run(machine, prompts, params)
     assert calls[0] >= 3
     assert_same(requests, undisturbed)
     assert_all_given_back(machine)

@@ -401,6 +401,7 @@ class Engine:
                 [request.request_id for request in requests],
             )
             for request in requests:
+                request.sampling.rewind()
                 self._guarded(request, partial(self._step_of, [request], draft_len))
 
     def _step_of(self, requests: list[Request], draft_len: int) -> None:

@@ -88,6 +88,7 @@ class SamplingState:
         else:
             self._generator.manual_seed(params.seed)
         self._uniforms: list[float] = []
+        self._used: list[float] = []  # since the last commit
         self._prompt_ids, self._vocab_size, self._device = prompt_ids, vocab_size, device
 
     @cached_property
@@ -104,6 +105,7 @@ class SamplingState:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """``tokens`` were added to the output. The pending token is one of them."""
+        self._used.clear()
         if self.penalised:
             added = torch.tensor(tokens, dtype=torch.int64, device=self._counts.device)
             self._counts = self._seen_with(added)
@@ -113,7 +115,13 @@ class SamplingState:
         if not self._uniforms:
             drawn = torch.rand(_UNIFORMS, dtype=torch.float64, generator=self._generator)
             self._uniforms = drawn.tolist()
-        return self._uniforms.pop()
+        self._used.append(self._uniforms.pop())
+        return self._used[-1]
+
+    def rewind(self) -> None:
+        """A step that failed is repeated: the random numbers since the last commit come again."""
+        while self._used:
+            self._uniforms.append(self._used.pop())
 
     def penalise(self, logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         """``logits [V]`` of the token after the output and ``following [m]`` (int64, maybe none).
