@@ -1,0 +1,256 @@
+"""The windowed draft inside the executor's draft loop.
+
+TensorRT-LLM's loop stays as it is: verify, accept, then one MTP layer applied ``draft_len`` times.
+The layer is called with every row's position and the attention metadata of that call, and that is
+all a ring needs, so a hook on the layer takes the place of a worker of our own and no release's
+loop is repeated here.
+
+Rows, per request: the first forward has the chunk's rows of a context request and ``draft_len + 1``
+of a generation request, of which the accepted ones count; the others hold what the next forwards
+overwrite. Every later forward has one row.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from tllm_wmtp.errors import ConfigError
+from tllm_wmtp.ring import RingSpec
+from tllm_wmtp.trtllm import compat, resources
+from tllm_wmtp.trtllm.attention import RingAttention
+from tllm_wmtp.trtllm.engine_head import EngineHead, open_engine
+from tllm_wmtp.trtllm.kv import DraftRings, HeadShape
+from tllm_wmtp.trtllm.pages import PageWindow
+from tllm_wmtp.trtllm.settings import ENGINE, NATIVE, PAGES, RING, Settings
+
+log = logging.getLogger(__name__)
+
+_OFF = "set TRTLLM_WMTP_MODE=off, or TRTLLM_WMTP_UNSUPPORTED=native to fall back by itself"
+
+
+def context_rows(metadata: Any) -> list[int]:
+    """Rows of each context request of this call; host lengths, which are those of this batch."""
+    return [int(length) for length in metadata.seq_lens[: metadata.num_contexts]]
+
+
+class RingDraft:
+    """Mode ``ring``: rings and our kernel in the draft layer."""
+
+    def __init__(self, layer: nn.Module, attention: Any, settings: Settings, draft_len: int):
+        self.spec = RingSpec.for_chain(settings.n_sink, settings.window, draft_len + 1)
+        self.heads = head_shape(attention)
+        self.attention = attention
+        self.backend = RingAttention(attention.q_size, attention.kv_size)
+        attention.attn = self.backend
+        attention.support_fused_qkv = False
+        layer.register_forward_pre_hook(self._before, with_kwargs=True)
+
+    def start(self, max_requests: int) -> None:
+        weight = next(self.attention.parameters())
+        dtype = getattr(self.attention, "dtype", None) or _activation_dtype(self.attention)
+        self.backend.rings = DraftRings(self.spec, self.heads, max_requests, dtype, weight.device)
+        log.info(
+            "windowed draft: %d rings of %d slots, %.1f MiB",
+            self.backend.rings.ring_k.shape[0],
+            self.spec.capacity,
+            self.backend.rings.nbytes / 2**20,
+        )
+
+    @property
+    def rings(self) -> DraftRings:
+        if self.backend.rings is None:
+            raise RuntimeError("the executor has not asked for a resource manager yet")
+        return self.backend.rings
+
+    def lane(self, request_id: int) -> int:
+        return self.rings.table.acquire(request_id)
+
+    def release(self, request_id: int) -> None:
+        self.rings.table.release(request_id)
+
+    def publish(self, request_ids: list[int]) -> None:
+        self.rings.publish(request_ids)
+
+    def _before(self, layer: nn.Module, args: Any, call: dict[str, Any]) -> None:
+        metadata, positions = call["attn_metadata"], call["position_ids"]
+        rows = call["input_ids"].shape[0]
+        if positions.numel() != rows:
+            raise ConfigError(
+                f"position_ids {tuple(positions.shape)} of {rows} draft rows",
+                "the ring counts positions from the first token, one per row",
+                "serve text only: rotary positions of images do not count tokens",
+            )
+        self.rings.aim(positions, metadata.num_seqs, context_rows(metadata))
+
+
+class PagesDraft:
+    """Mode ``pages``: the stock attention over the first and last pages."""
+
+    def __init__(self, layer: nn.Module, settings: Settings):
+        self.settings = settings
+        self.window: PageWindow | None = None
+        layer.register_forward_pre_hook(self._before, with_kwargs=True)
+        layer.register_forward_hook(self._after, always_call=True)
+
+    def start(self, max_requests: int) -> None:
+        """Pages belong to the vendor's pool."""
+
+    def lane(self, request_id: int) -> int:
+        return 0
+
+    def release(self, request_id: int) -> None:
+        """Nothing is held per request."""
+
+    def publish(self, request_ids: list[int]) -> None:
+        """The block table says it all."""
+
+    def _before(self, layer: nn.Module, args: Any, call: dict[str, Any]) -> None:
+        metadata = call["attn_metadata"]
+        manager = metadata.kv_cache_manager
+        if metadata.num_contexts or manager is None:
+            return
+        if self.window is None:
+            settings = self.settings
+            self.window = PageWindow(settings.n_sink, settings.window, manager.tokens_per_block)
+        self.window.apply(metadata, metadata.num_seqs)
+
+    def _after(self, *_: Any) -> None:
+        if self.window is not None:
+            self.window.restore()
+
+
+def head_shape(attention: Any) -> HeadShape:
+    """Heads of this rank, as the layer was built: TensorRT-LLM has divided them already."""
+    scale = 1 / (attention.head_dim**0.5 * getattr(attention, "q_scaling", 1.0))
+    return HeadShape(attention.num_heads, attention.num_key_value_heads, attention.head_dim, scale)
+
+
+def attach(model: Any, settings: Settings) -> resources.LaneOwner | None:
+    """Gives a built model's draft its window; the model must not have run yet.
+
+    Returns:
+        What holds the rings; None where there is nothing to window (no speculation) or the model is
+        left as it is.
+
+    Raises:
+        ConfigError: the window does not cover this model or its options, and the settings refuse.
+    """
+    spec_config = getattr(model, "spec_config", None)
+    if spec_config is None or getattr(model, "spec_worker", None) is None:
+        return None
+    try:
+        owner = _owner(model, spec_config, settings)
+    except ConfigError as error:
+        if settings.unsupported != NATIVE:
+            raise
+        log.warning("stock MTP, without a window: %s", error)
+        return None
+    resources.mark(model, owner)
+    return owner
+
+
+def _owner(model: Any, spec_config: Any, settings: Settings) -> resources.LaneOwner:
+    check_speculation(spec_config)
+    check_mapping(model)
+    layer = model.draft_model.mtp_layers[0]
+    if settings.mode == ENGINE:
+        forward = open_engine(settings, spec_config.max_draft_len)
+        return EngineHead(layer, model.spec_worker, forward, model.model_config.mapping.tp_size)
+    attention = find_attention(layer)
+    check_attention(attention)
+    if settings.mode == PAGES:
+        return PagesDraft(layer, settings)
+    assert settings.mode == RING, settings.mode
+    return RingDraft(layer, attention, settings, spec_config.max_draft_len)
+
+
+def check_speculation(spec_config: Any) -> None:
+    """
+    Raises:
+        ConfigError: not the mode in which one MTP layer drafts a chain.
+    """
+    mode = spec_config.spec_dec_mode
+    if not mode.is_mtp_eagle_one_model():
+        raise ConfigError(
+            f"speculative decoding mode {getattr(mode, 'name', mode)}",
+            "the window covers one MTP layer applied repeatedly (MTP_EAGLE_ONE_MODEL)",
+            f"use decoding_type MTP without use_mtp_vanilla; {_OFF}",
+        )
+    if getattr(spec_config, "use_dynamic_tree", False):
+        raise ConfigError(
+            "use_dynamic_tree",
+            "rows of a tree are not consecutive positions",
+            f"use a chain; {_OFF}",
+        )
+
+
+def check_mapping(model: Any) -> None:
+    """
+    Raises:
+        ConfigError: the draft's rows or layers are spread over ranks in a way that rings are not.
+    """
+    mapping = model.model_config.mapping
+    for name in ("pp_size", "cp_size"):
+        size = getattr(mapping, name, 1)
+        if size > 1:
+            raise ConfigError(
+                f"{name} {size}",
+                "rings are shared out over tensor-parallel ranks only",
+                f"use tensor_parallel_size; {_OFF}",
+            )
+
+
+def find_attention(layer: nn.Module) -> Any:
+    """The draft layer's only ``Attention`` module.
+
+    Raises:
+        ConfigError: it has none (latent attention, MLA and DSA, is another class) or several.
+    """
+    kind = compat.resolve("Attention")
+    found = [one for one in layer.modules() if isinstance(one, kind)]
+    if len(found) != 1:
+        names = sorted({type(one).__name__ for one in layer.modules()})
+        raise ConfigError(
+            f"{len(found)} Attention modules in {type(layer).__name__} ({', '.join(names)})",
+            "the window covers a draft layer with one attention of separate keys and values; "
+            "latent attention (MLA, DSA) is not covered",
+            _OFF,
+        )
+    return found[0]
+
+
+def check_attention(attention: Any) -> None:
+    """
+    Raises:
+        ConfigError: keys would not arrive rotated, or the attention is not the plain one.
+    """
+    if getattr(attention, "rope_fusion", False) and attention.pos_embd_params is not None:
+        raise ConfigError(
+            f"rope_fusion in {type(attention).__name__}",
+            "keys must be rotated before they are cached, and this layer leaves that to the stock "
+            "attention kernel",
+            _OFF,
+        )
+    for name in ("sparse_params", "sparse_attn_hooks", "attention_chunk_size"):
+        value = getattr(attention, name, None)
+        if value is not None:
+            raise ConfigError(
+                f"{name} of {type(attention).__name__}",
+                "the draft layer's attention is not the plain causal one",
+                _OFF,
+            )
+
+
+def _activation_dtype(attention: nn.Module) -> torch.dtype:
+    """What q, k and v come in: weights may be quantized, norms and biases are not."""
+    floats = (torch.bfloat16, torch.float16, torch.float32)
+    plain = [one.dtype for one in attention.parameters() if one.dtype in floats and one.dim() > 0]
+    config = getattr(attention, "pretrained_config", None)
+    named = getattr(config, "torch_dtype", None) or getattr(config, "dtype", None)
+    if isinstance(named, torch.dtype):
+        return named
+    return plain[0] if plain else torch.bfloat16
