@@ -150,11 +150,8 @@ def write_draft_graph(source: ModelSource, spec: DraftSpec, folder: Path) -> Wri
     embeddings = g.weight(embedding.tensor(), "embed_tokens")
     next_hidden = writer.write(own, source.head, ops.rows(g, embeddings, token_ids), hidden, attend)
     ending = Emitter(g, projection.weights, spec.lowering, spec.quantized)
-    if projection.stored_name == embedding.stored_name:  # tied: once in the graph
-        transposed = g.op("Transpose", embeddings, perm=[1, 0])
-        logits = g.op("MatMul", next_hidden, transposed)
-    else:
-        logits = ending.emit(projection.module, projection.path, next_hidden)
+    tied = projection.stored_name == embedding.stored_name
+    logits = ending.project(projection, next_hidden, embeddings if tied else None)
 
     g.output(next_hidden, "next_hidden", ["b", hidden_size])
     g.output(ops.argmax(g, logits), "draft_tokens", ["b"])

@@ -16,7 +16,7 @@ from tllm_wmtp.checkpoint.quantization import NvFp4Weight
 from tllm_wmtp.engine import nvfp4, ops
 from tllm_wmtp.engine.attention import PLUGIN
 from tllm_wmtp.engine.graph import Graph, Value
-from tllm_wmtp.engine.weights import Weights
+from tllm_wmtp.engine.weights import Layer, Weights
 from tllm_wmtp.models.layers.gated_sigmoid_moe import GatedSigmoidMoe
 from tllm_wmtp.models.layers.moe import GatedMLP, RoutedExperts, SparseMoe
 from tllm_wmtp.models.layers.norm import RMSNorm
@@ -40,6 +40,13 @@ class Emitter:
         self.g, self.weights = g, weights
         self.lowering, self.quantized = lowering, quantized
         self.quantized_weights: list[str] = []
+
+    def project(self, layer: Layer, x: Value, embeddings: Value | None) -> Value:
+        """Logits of ``x [n, H]``; ``embeddings [vocab, H]`` are given where lm_head is tied to
+        them, so that they are in the graph once."""
+        if embeddings is None:
+            return self.emit(layer.module, layer.path, x)
+        return self.g.op("MatMul", x, self.g.op("Transpose", embeddings, perm=[1, 0]))
 
     @singledispatchmethod
     def emit(self, module: nn.Module, path: str, x: Value) -> Value:

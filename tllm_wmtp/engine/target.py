@@ -17,7 +17,8 @@ Attention, which TensorRT compiles to its own and onnxruntime runs as they are.
 ==================== ========================= =========== =====================================
 
 Rolling back is a smaller ``starts``: rows after the committed ones are overwritten. A lane without
-a request takes part with rows that nobody reads; its cache keeps what is committed.
+a request takes part with rows that nobody reads; its cache keeps what is committed. ``starts[b] +
+T`` must not exceed S.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tllm_wmtp.engine import ops
 from tllm_wmtp.engine.emit import Emitter
 from tllm_wmtp.engine.graph import Graph, Profiles, Value, WrittenGraph
 from tllm_wmtp.engine.heads.decoder import write_block
-from tllm_wmtp.engine.weights import Layer, ModelSource
+from tllm_wmtp.engine.weights import ModelSource
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.models.mimo import MimoTarget
 
@@ -135,8 +136,7 @@ def write_target_graph(source: ModelSource, spec: TargetSpec, folder: Path) -> W
     attend = _CacheAttention(g, config.num_attention_heads, shape.scale, cache_shape, rows)
 
     e = Emitter(g, source.target_weights, spec.lowering, spec.quantized)
-    embedding = Layer(target.embed_tokens, source.target_weights, "embed_tokens")
-    projection = Layer(target.lm_head, source.target_weights, "lm_head")
+    embedding, projection = source.ends(None, None)
     embeddings = g.weight(embedding.tensor(), "embed_tokens")
     x = ops.rows(g, embeddings, g.op("Reshape", token_ids, g.ints(-1)))
     for index, block in enumerate(target.layers):
@@ -146,7 +146,9 @@ def write_target_graph(source: ModelSource, spec: TargetSpec, folder: Path) -> W
     g.output(hidden, "hidden", [spec.lanes, "t", size])
 
     picked = ops.rows(g, x, _flat_rows(g, spec, token_ids, logit_rows))
-    logits = _logits(e, embeddings, embedding, projection, e.emit(target.norm, "norm", picked))
+    normed = e.emit(target.norm, "norm", picked)
+    tied = projection.stored_name == embedding.stored_name
+    logits = e.project(projection, normed, embeddings if tied else None)
     by_lane = g.op("Reshape", logits, g.ints(spec.lanes, -1, config.vocab_size))
     g.output(by_lane, "logits", [spec.lanes, "m", config.vocab_size])
     g.output(ops.argmax(g, by_lane), "tokens", [spec.lanes, "m"])
@@ -167,12 +169,6 @@ def write_target_graph(source: ModelSource, spec: TargetSpec, folder: Path) -> W
         "dtype": spec.dtype,
     }
     return WrittenGraph(file, profiles, facts, g.inputs, g.outputs, tuple(e.quantized_weights))
-
-
-def _logits(e: Emitter, embeddings: Value, embedding: Layer, projection: Layer, x: Value) -> Value:
-    if projection.stored_name != embedding.stored_name:
-        return e.emit(projection.module, projection.path, x)
-    return e.g.op("MatMul", x, e.g.op("Transpose", embeddings, perm=[1, 0]))
 
 
 def _rows(g: Graph, spec: TargetSpec, token_ids: Value, starts: Value) -> _Rows:
