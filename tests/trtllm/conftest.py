@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -74,12 +75,16 @@ class Vendor:
         self.layout, self.checkpoints = layout, checkpoints
 
     def model(self, architecture: str = "Qwen3NextForCausalLM", **spec: Any) -> Any:
-        import tensorrt_llm._torch.models
+        importlib.import_module("tensorrt_llm._torch.models")
         from tensorrt_llm._torch.models.modeling_utils import MODEL_CLASS_MAPPING
 
         config = common.MTPDecodingConfig(**spec)
         path = self.checkpoints[architecture]
         return MODEL_CLASS_MAPPING[architecture](common.model_config(path, config))
+
+    def restart(self) -> None:
+        """As a new process would find it: settings are read once in each."""
+        forget()
 
     @property
     def chunk(self) -> int:

@@ -12,7 +12,18 @@ import sys
 from collections.abc import Sequence
 
 from tllm_wmtp import __version__
-from tllm_wmtp.cli import bench, build, demo, generate, info, inspect, plan, quantize, triton_repo
+from tllm_wmtp.cli import (
+    bench,
+    build,
+    demo,
+    generate,
+    info,
+    inspect,
+    plan,
+    quantize,
+    triton_repo,
+    trtllm,
+)
 from tllm_wmtp.cli.arguments import Parser
 from tllm_wmtp.errors import WmtpError
 
@@ -24,7 +35,18 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"wmtp {__version__}")
     parser.add_argument("--debug", action="store_true", help="show logs and tracebacks")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (generate, demo, bench, info, build, inspect, plan, quantize, triton_repo):
+    for module in (
+        generate,
+        demo,
+        bench,
+        info,
+        build,
+        inspect,
+        plan,
+        quantize,
+        triton_repo,
+        trtllm,
+    ):
         module.add_parser(commands)
     return parser
 

@@ -316,18 +316,18 @@ class DraftRings:
         self, positions: torch.Tensor, rows: int, n_requests: int, contexts: Sequence[int]
     ) -> _Aim:
         # Never captured: a batch with context requests has shapes of its own.
-        generations = n_requests - len(contexts)
-        each = (rows - sum(contexts)) // generations if generations else 0
+        generations, left = n_requests - len(contexts), rows - sum(contexts)
+        each, rest = divmod(left, generations) if generations else (0, left)
+        if rest or each < bool(generations):
+            raise ConfigError(
+                f"{rows} draft rows of {n_requests} requests",
+                f"contexts of {list(contexts)} rows leave {left} for the other {generations}, the "
+                "same number each",
+                "dynamic trees are not covered; use a chain",
+            )
         counts = torch.tensor([*contexts, *[each] * generations])
         asked = torch.tensor([*[1] * len(contexts), *[each] * generations])
         ends = counts.cumsum(0)
-        if int(ends[-1]) != rows:
-            raise ConfigError(
-                f"{rows} draft rows of {n_requests} requests",
-                f"contexts of {list(contexts)} rows leave {rows - sum(contexts)} for the other "
-                f"{generations}, the same number each",
-                "dynamic trees are not covered; use a chain",
-            )
         first_query = (ends - asked).repeat_interleave(asked)
         step = torch.arange(int(asked.sum())) - (asked.cumsum(0) - asked).repeat_interleave(asked)
         on = self.device

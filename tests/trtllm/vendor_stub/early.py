@@ -63,6 +63,8 @@ class Attention(common.AttentionBase):
         attention_window_size: int | None = None,
         attention_mask_data: torch.Tensor | None = None,
         attention_sinks: torch.Tensor | None = None,
+        relative_attention_bias: torch.Tensor | None = None,
+        relative_attention_max_distance: int = 0,
         **kwargs: Any,
     ) -> torch.Tensor:
         q, k, v, gate = self.gated_qkv(self.qkv_proj(hidden_states))
