@@ -85,7 +85,8 @@ def test_a_function_is_replaced_wherever_it_was_imported(layout: str) -> None:
 
 def test_without_tensorrt_llm_importing_is_free_and_registering_says_what_is_missing() -> None:
     code = (
-        "import sys, tllm_wmtp.trtllm as plugin, tllm_wmtp.trtllm.compat, tllm_wmtp.trtllm.settings\n"
+        "import sys, tllm_wmtp.trtllm as plugin\n"
+        "import tllm_wmtp.trtllm.compat, tllm_wmtp.trtllm.settings\n"
         "print('torch' in sys.modules, 'tensorrt_llm' in sys.modules)\n"
         "try:\n    plugin.register()\nexcept ValueError as error:\n    print(error)\n"
     )
