@@ -5,9 +5,10 @@ python generate.py CHECKPOINT "a prompt" [--tp 2]
 
 import argparse
 
-import tllm_wmtp.trtllm.plugin  # noqa: F401  (registers the models; before LLM is made)
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import KvCacheConfig, MTPDecodingConfig
+
+import tllm_wmtp.trtllm.plugin  # noqa: F401  (registers the models; before LLM is made)
 
 
 def main() -> None:
