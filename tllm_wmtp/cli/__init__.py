@@ -21,6 +21,7 @@ from tllm_wmtp.cli import (
     inspect,
     plan,
     quantize,
+    serve,
     triton_repo,
     trtllm,
 )
@@ -44,6 +45,7 @@ def build_parser() -> Parser:
         inspect,
         plan,
         quantize,
+        serve,
         triton_repo,
         trtllm,
     ):
