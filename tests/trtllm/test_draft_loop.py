@@ -222,11 +222,48 @@ def test_other_parallelism_than_tensors_is_refused(vendor: Any, configure: Any, 
         worker.attach(model, settings.Settings())
 
 
+def test_a_draft_length_that_is_not_given_is_refused(vendor: Any, configure: Any) -> None:
+    configure(window=WINDOW)
+    register()
+    with pytest.raises(ConfigError, match="give max_draft_len"):
+        vendor.model(max_draft_len=None)
+
+
+def test_a_draft_of_another_checkpoint_is_refused(vendor: Any, configure: Any) -> None:
+    from tllm_wmtp.trtllm import settings, worker
+
+    model = vendor.model()
+    model.draft_model = torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match="draft model Linear"):
+        worker.attach(model, settings.Settings())
+
+
+def test_asking_for_resources_again_keeps_the_rings(vendor: Any, configure: Any) -> None:
+    """Memory is estimated with one executor and served with the next; graphs hold addresses."""
+    configure(window=WINDOW, n_sink=SINK)
+    register()
+    model = vendor.model()
+    vendor.executor(model)
+    address = resources.find_owner(model).rings.ring_k.data_ptr()
+    vendor.executor(model)
+    assert resources.find_owner(model).rings.ring_k.data_ptr() == address
+
+
+def test_what_else_is_asked_of_the_backend_the_stock_one_answers(
+    vendor: Any, configure: Any
+) -> None:
+    configure(window=WINDOW, n_sink=SINK)
+    register()
+    layer = vendor.model().draft_model.mtp_layers[0]
+    assert layer.self_attn.attn.layer_idx == 1
+    assert not hasattr(layer.self_attn.attn, "no_such_thing")
+
+
 def test_no_speculation_is_left_alone(vendor: Any, configure: Any) -> None:
     from tllm_wmtp.trtllm import settings, worker
 
     model = vendor.model()
-    model.spec_config = None
+    model.model_config.spec_config = None
     assert worker.attach(model, settings.Settings()) is None
 
 

@@ -179,6 +179,12 @@ class EngineSession:
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
         return Answers(outputs["next_hidden"], outputs["logits"])
 
+    def clear_lane(self, lane: int) -> None:
+        """Empties a ring, in stream order, before it has another owner."""
+        with torch.cuda.stream(self._stream):
+            for ring in self._rings.values():
+                ring[lane].zero_()
+
     def draft(self, requests: Sequence[AcceptedRows], hidden: torch.Tensor) -> torch.Tensor:
         """Greedy drafts ``[b, depth - 1]`` after the accepted rows, whose hidden states are
         ``hidden [rows, H]``; the result is overwritten by the next call for as many requests."""

@@ -26,7 +26,8 @@ _UNSUPPORTED = (
 
 
 class RingAttention:
-    """Implements what ``Attention`` calls of a backend.
+    """Implements what ``Attention`` calls of a backend; what else is asked of it, the backend in
+    whose place it stands answers.
 
     ``rings`` is None until the executor has said how many requests it runs; by then weights are
     loaded, and no forward comes before.
@@ -34,9 +35,14 @@ class RingAttention:
 
     has_nvfp4 = False
 
-    def __init__(self, q_size: int, kv_size: int):
-        self.q_size, self.kv_size = q_size, kv_size
+    def __init__(self, stock: Any, q_size: int, kv_size: int):
+        self._stock, self.q_size, self.kv_size = stock, q_size, kv_size
         self.rings: DraftRings | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_stock":  # while it is being copied or unpickled
+            raise AttributeError(name)
+        return getattr(self._stock, name)
 
     @staticmethod
     def support_fused_qkv() -> bool:

@@ -40,18 +40,28 @@ def context_rows(metadata: Any) -> list[int]:
 class RingDraft:
     """Mode ``ring``: rings and our kernel in the draft layer."""
 
-    def __init__(self, layer: nn.Module, attention: Any, settings: Settings, draft_len: int):
+    def __init__(
+        self,
+        layer: nn.Module,
+        attention: Any,
+        settings: Settings,
+        draft_len: int,
+        dtype: torch.dtype | None,
+    ):
+        self.dtype = dtype
         self.spec = RingSpec.for_chain(settings.n_sink, settings.window, draft_len + 1)
         self.heads = head_shape(attention)
         self.attention = attention
-        self.backend = RingAttention(attention.q_size, attention.kv_size)
+        self.backend = RingAttention(attention.attn, attention.q_size, attention.kv_size)
         attention.attn = self.backend
         attention.support_fused_qkv = False
         layer.register_forward_pre_hook(self._before, with_kwargs=True)
 
     def start(self, max_requests: int) -> None:
+        if self.backend.rings is not None and self.backend.rings.max_requests >= max_requests:
+            return  # asked again after the memory estimate: graphs may hold these addresses
         weight = next(self.attention.parameters())
-        dtype = getattr(self.attention, "dtype", None) or _activation_dtype(self.attention)
+        dtype = self.dtype or _activation_dtype(self.attention)
         self.backend.rings = DraftRings(self.spec, self.heads, max_requests, dtype, weight.device)
         log.info(
             "windowed draft: %d rings of %d slots, %.1f MiB",
@@ -139,7 +149,7 @@ def attach(model: Any, settings: Settings) -> resources.LaneOwner | None:
     Raises:
         ConfigError: the window does not cover this model or its options, and the settings refuse.
     """
-    spec_config = getattr(model, "spec_config", None)
+    spec_config = getattr(model.model_config, "spec_config", None)
     if spec_config is None or getattr(model, "spec_worker", None) is None:
         return None
     try:
@@ -156,22 +166,40 @@ def attach(model: Any, settings: Settings) -> resources.LaneOwner | None:
 def _owner(model: Any, spec_config: Any, settings: Settings) -> resources.LaneOwner:
     check_speculation(spec_config)
     check_mapping(model)
-    layer = model.draft_model.mtp_layers[0]
+    layer, draft_len = draft_layer(model), spec_config.max_draft_len
     if settings.mode == ENGINE:
-        forward = open_engine(settings, spec_config.max_draft_len)
+        forward = open_engine(settings, draft_len)
         return EngineHead(layer, model.spec_worker, forward, model.model_config.mapping.tp_size)
     attention = find_attention(layer)
     check_attention(attention)
     if settings.mode == PAGES:
         return PagesDraft(layer, settings)
     assert settings.mode == RING, settings.mode
-    return RingDraft(layer, attention, settings, spec_config.max_draft_len)
+    text = model.model_config.pretrained_config
+    dtype = getattr(text, "torch_dtype", None) or getattr(text, "dtype", None)
+    known = dtype if isinstance(dtype, torch.dtype) else None
+    return RingDraft(layer, attention, settings, draft_len, known)
+
+
+def draft_layer(model: Any) -> Any:
+    """
+    Raises:
+        ConfigError: the draft is not an MTP layer of the same checkpoint.
+    """
+    layers = getattr(model.draft_model, "mtp_layers", None)
+    if not layers:
+        raise ConfigError(
+            f"draft model {type(model.draft_model).__name__}",
+            "the window covers the checkpoint's own MTP layer",
+            f"leave speculative_model out; {_OFF}",
+        )
+    return layers[0]
 
 
 def check_speculation(spec_config: Any) -> None:
     """
     Raises:
-        ConfigError: not the mode in which one MTP layer drafts a chain.
+        ConfigError: not the mode in which one MTP layer drafts a chain of a length that is known.
     """
     mode = spec_config.spec_dec_mode
     if not mode.is_mtp_eagle_one_model():
@@ -179,6 +207,12 @@ def check_speculation(spec_config: Any) -> None:
             f"speculative decoding mode {getattr(mode, 'name', mode)}",
             "the window covers one MTP layer applied repeatedly (MTP_EAGLE_ONE_MODEL)",
             f"use decoding_type MTP without use_mtp_vanilla; {_OFF}",
+        )
+    if not spec_config.max_draft_len:
+        raise ConfigError(
+            f"max_draft_len {spec_config.max_draft_len}",
+            "rings have a spare slot for each draft",
+            f"give max_draft_len in speculative_config; {_OFF}",
         )
     if getattr(spec_config, "use_dynamic_tree", False):
         raise ConfigError(
@@ -246,11 +280,8 @@ def check_attention(attention: Any) -> None:
 
 
 def _activation_dtype(attention: nn.Module) -> torch.dtype:
-    """What q, k and v come in: weights may be quantized, norms and biases are not."""
-    floats = (torch.bfloat16, torch.float16, torch.float32)
-    plain = [one.dtype for one in attention.parameters() if one.dtype in floats and one.dim() > 0]
-    config = getattr(attention, "pretrained_config", None)
-    named = getattr(config, "torch_dtype", None) or getattr(config, "dtype", None)
-    if isinstance(named, torch.dtype):
-        return named
-    return plain[0] if plain else torch.bfloat16
+    """What q, k and v come in, where the configuration does not say: scales of quantized weights
+    are float32, so a 16-bit parameter tells more."""
+    found = {one.dtype for one in attention.parameters()}
+    half = found & {torch.bfloat16, torch.float16}
+    return half.pop() if half else torch.float32
