@@ -20,7 +20,7 @@ def main() -> None:
     llm = LLM(
         model=args.checkpoint,
         tensor_parallel_size=args.tp,
-        speculative_config=MTPDecodingConfig(max_draft_len=6),
+        speculative_config=MTPDecodingConfig(max_draft_len=6, num_nextn_predict_layers=6),
         kv_cache_config=KvCacheConfig(enable_block_reuse=False),
         max_batch_size=4,
         enable_chunked_prefill=True,

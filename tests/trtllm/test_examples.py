@@ -24,10 +24,15 @@ LLM_ARGUMENTS = {
     "max_seq_len": int,
     "max_num_tokens": int,
     "enable_chunked_prefill": bool,
-    "speculative_config": {"decoding_type": str, "max_draft_len": int},
+    "speculative_config": {
+        "decoding_type": str,
+        "max_draft_len": int,
+        "num_nextn_predict_layers": int,
+    },
     "kv_cache_config": {"enable_block_reuse": bool, "free_gpu_memory_fraction": float},
     "cuda_graph_config": {"enable_padding": bool, "max_batch_size": int},
 }
+DRAFT_LENGTH = ("max_draft_len", "num_nextn_predict_layers")
 ARGUMENT_FILES = sorted(file for file in FOLDER.glob("*.yaml") if not file.name.startswith("wmtp"))
 
 
@@ -45,7 +50,8 @@ def check_keys(given: dict, known: dict, where: str) -> None:
 def test_llm_arguments_are_known_ones(file: Path) -> None:
     given = yaml.safe_load(file.read_text())
     check_keys(given, LLM_ARGUMENTS, file.name)
-    assert given["speculative_config"]["max_draft_len"] == 6
+    lengths = [given["speculative_config"][name] for name in DRAFT_LENGTH]
+    assert lengths == [6, 6]
     # A prefix hit starts a ring cold, so the examples do without.
     assert given["kv_cache_config"]["enable_block_reuse"] is False
 

@@ -37,12 +37,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from tensorrt_llm import LLM, SamplingParams
     from tensorrt_llm.llmapi import CudaGraphConfig, KvCacheConfig, MTPDecodingConfig
 
-    # A release takes the draft length under one name or, before, under the other.
-    names = accepted(MTPDecodingConfig, max_draft_len=0, num_nextn_predict_layers=0)
-    name = "max_draft_len" if "max_draft_len" in names else "num_nextn_predict_layers"
+    # Early releases read the draft length under one name, later ones under the other, and each
+    # sets the name that it does not read.
+    length = args.draft_len
+    names = accepted(MTPDecodingConfig, max_draft_len=length, num_nextn_predict_layers=length)
     llm = LLM(
         model=args.model,
-        speculative_config=MTPDecodingConfig(**{name: args.draft_len}),
+        speculative_config=MTPDecodingConfig(**names),
         kv_cache_config=KvCacheConfig(enable_block_reuse=False, free_gpu_memory_fraction=0.5),
         cuda_graph_config=CudaGraphConfig(enable_padding=True, max_batch_size=4),
         max_batch_size=4,
