@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as backend
@@ -12,6 +12,10 @@ import triton_python_backend_utils as backend
 from tllm_wmtp.errors import ConfigError, WmtpError
 from tllm_wmtp.serving.triton.call import read_call
 from tllm_wmtp.serving.triton.settings import InstanceSettings
+
+if TYPE_CHECKING:
+    from tllm_wmtp.metrics import EngineUsage
+    from tllm_wmtp.serving.triton.prometheus import Prometheus
 
 
 class TritonPythonModel:
@@ -47,7 +51,7 @@ class TritonPythonModel:
             self._llm,
             settings.max_batch_size + settings.max_queue_size,
             settings.cancellation_check_period_ms / 1e3,
-            _prometheus(args),
+            _prometheus(args, self._llm.usage()),
         )
         backend.Logger.log_info(
             f"{args['model_name']}: {settings.model}, {self._llm.arm}, up to "
@@ -112,12 +116,14 @@ def _flags(last: bool) -> int:
     return int(backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL) if last else 0
 
 
-def _prometheus(args: dict[str, str]) -> Any:
+def _prometheus(args: dict[str, str], usage: EngineUsage) -> Prometheus | None:
     from tllm_wmtp.serving.triton.prometheus import Prometheus
 
     labels = {"model": args["model_name"], "version": args["model_version"]}
     try:
-        return Prometheus(backend, labels)
+        prometheus = Prometheus(backend, labels)
     except backend.TritonModelException as error:  # switched off: --allow-metrics=false
         backend.Logger.log_warn(f"no metrics of {args['model_name']}: {error}")
         return None
+    prometheus.show_usage(usage)
+    return prometheus

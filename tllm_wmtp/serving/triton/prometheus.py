@@ -54,7 +54,7 @@ class _Ended:
 
 
 class Prometheus:
-    """The instance's custom metrics. Used from one thread.
+    """The instance's custom metrics. Used from one thread at a time.
 
     Args:
         backend: Triton's ``triton_python_backend_utils``.

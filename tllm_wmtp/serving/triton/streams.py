@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from tllm_wmtp.errors import RequestError
 from tllm_wmtp.llm import LLM, RequestHandle
-from tllm_wmtp.outputs import RequestOutput
+from tllm_wmtp.metrics import RequestMetrics
 from tllm_wmtp.serving.triton.call import Call
 from tllm_wmtp.serving.triton.prometheus import Prometheus
 from tllm_wmtp.serving.triton.replies import Reply
@@ -33,6 +36,15 @@ class Client(Protocol):
         """Ends the stream; ``kind`` is a name among Triton's error codes."""
 
     def has_left(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a stream ends; ``send`` sends its last response."""
+
+    reason: str
+    send: Callable[[], None]
+    metrics: RequestMetrics | None = None
 
 
 class Streams:
@@ -89,41 +101,57 @@ class Streams:
         self._loop.close()
 
     async def _serve(self, call: Call, client: Client) -> None:
-        reason, output = "error", None
         try:
-            output = await self._stream(call, client)
-            reason = output.outputs[0].finish_reason or reason
+            end = await self._stream(call, client)
         except RequestError as error:
-            client.fail("INVALID_ARG", str(error))
+            end = _End("error", partial(client.fail, "INVALID_ARG", str(error)))
         except Exception as error:
             log.exception("a stream failed; the others go on")
             if client in self._handles:
                 self._handles[client].abort()
-            client.fail("INTERNAL", f"{type(error).__name__}: {error}")
+            message = f"{type(error).__name__}: {error}"
+            end = _End("error", partial(client.fail, "INTERNAL", message))
+        try:
+            await self._show(end)
+            end.send()
+        except Exception:
+            log.exception("a stream could not be ended")
         finally:
             self._open.discard(client)
             self._handles.pop(client, None)
-        if self._prometheus is not None:
-            self._prometheus.count(reason, None if output is None else output.metrics)
 
-    async def _stream(self, call: Call, client: Client) -> RequestOutput:
-        """Sends every response of a call, and returns its finished output."""
+    async def _stream(self, call: Call, client: Client) -> _End:
+        """Sends every response of a call but the last."""
         # A long prompt takes its time to tokenize; the other streams do not wait for it.
         handle = await asyncio.to_thread(self._llm.generate_async, call.prompt, call.params)
         self._handles[client] = handle
         reply = Reply(call)
         async for output in handle:
             reply.add(output)
-            reason = output.outputs[0].finish_reason
-            if reason == "abort":
-                client.fail("CANCELLED", "the request was ended before it was finished")
-            elif reason == "error":
-                # Without metrics the engine has refused it: it is the request that is wrong.
-                kind = "INVALID_ARG" if output.metrics is None else "INTERNAL"
-                client.fail(kind, str(output.error))
-            elif reason is not None or call.stream:
-                client.send(reply.take(output), last=reason is not None)
-        return output
+            if call.stream and not output.finished:
+                client.send(reply.take(output), last=False)
+        reason = output.outputs[0].finish_reason or "error"
+        if reason == "abort":
+            send = partial(client.fail, "CANCELLED", "the request was ended before it was finished")
+        elif reason == "error":
+            # Without metrics the engine has refused it: it is the request that is wrong.
+            kind = "INVALID_ARG" if output.metrics is None else "INTERNAL"
+            send = partial(client.fail, kind, str(output.error))
+        else:
+            send = partial(client.send, reply.take(output), last=True)
+        return _End(reason, send, output.metrics)
+
+    async def _show(self, end: _End) -> None:
+        """Metrics of a request that has ended, before its last response: see :meth:`_watch_engine`.
+
+        The last one of all also shows the engine empty; nobody is left to make it wait for a step.
+        """
+        if self._prometheus is None:
+            return
+        self._prometheus.count(end.reason, end.metrics)
+        if len(self._open) == 1:
+            self._prometheus.show_usage(await asyncio.to_thread(self._llm.usage))
+            self._prometheus.show_acceptance()
 
     async def _watch_clients(self) -> None:
         while True:
@@ -133,11 +161,17 @@ class Streams:
                     handle.abort()
 
     async def _watch_engine(self, prometheus: Prometheus) -> None:
+        """Shows every second what the engine holds, as long as a request is under way: Triton does
+        not unload a model then, and to touch a metric during an unload can block for ever, with
+        the interpreter's lock held."""
         while True:
-            # Answered between two steps: a thread waits for it, not the streams.
-            prometheus.show_usage(await asyncio.to_thread(self._llm.usage))
-            prometheus.show_acceptance()
             await asyncio.sleep(USAGE_PERIOD_S)
+            if self._open:
+                # Answered between two steps: a thread waits for it, not the streams.
+                usage = await asyncio.to_thread(self._llm.usage)
+                if self._open:
+                    prometheus.show_usage(usage)
+                    prometheus.show_acceptance()
 
     async def _drained(self) -> None:
         deadline = self._loop.time() + CLOSING_S
