@@ -113,10 +113,12 @@ def run_prefill_bench(
         for repeat in range(bench.repeats):
             ids = make_prompt("easy", context, bench.seed + repeat)
             race = {who: Prefill(engine, ids) for who, engine in engines.items()}
-            while any(not each.done for each in race.values()):
-                for each in race.values():
+            turn = list(race.values())
+            while any(not each.done for each in turn):
+                for each in turn:
                     if not each.done:
                         each.chunk()
+                turn = turn[1:] + turn[:1]  # nobody always goes first
             for who, each in race.items():
                 runs[who].append(each)
             if on_progress is not None:
