@@ -1,4 +1,7 @@
-"""One server for all tests of this folder, over a random checkpoint that speaks ASCII."""
+"""One server for all tests of this folder, over a random checkpoint that speaks ASCII.
+
+The folder is not called ``triton``: its parent is on the import path, where torch looks for that.
+"""
 
 from __future__ import annotations
 

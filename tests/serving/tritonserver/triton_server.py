@@ -87,7 +87,7 @@ def _pip(folder: str, requirement: str) -> None:
     if result.returncode != 0:
         raise RuntimeError(
             f"{requirement} cannot be installed: these tests need PyPI once; connect, or deselect "
-            f"them with --ignore tests/serving/triton.\n{result.stderr[-1000:]}"
+            f"them with --ignore tests/serving/tritonserver.\n{result.stderr[-1000:]}"
         )
 
 
