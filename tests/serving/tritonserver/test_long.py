@@ -78,7 +78,8 @@ def test_memory_stays_flat_under_mixed_traffic(
     for pid, sizes in samples.items():
         third = len(sizes) // 3
         second, last = (statistics.median(part) for part in (sizes[third:-third], sizes[-third:]))
-        print(f"process {pid}: {second / 2**20:.1f} MiB, then {last / 2**20:.1f} MiB")
+        course = [f"{size / 2**20:.1f}" for size in sizes[:: max(1, len(sizes) // 12)]]
+        print(f"process {pid}, MiB: {', '.join(course)}")
         assert last - second < FLAT_BYTES
 
 
@@ -90,14 +91,12 @@ def test_a_server_without_metrics_serves_and_ends_cleanly(
     if reason is not None:
         pytest.skip(reason)
     write_python_repository(tmp_path / "repository", "wmtp", settings)
-    server = Server(
-        tmp_path / "repository", tmp_path / "log.txt", "--allow-metrics=false", "--exit-on-error=1"
-    )
+    server = Server(tmp_path / "repository", tmp_path / "log.txt", "--allow-metrics=false")
     try:
         assert server.ask("the old fox", max_tokens=4).error is None
         children = server.processes()
     finally:
         code = server.close()
     assert code == 0
-    assert "no metrics of wmtp" in server.log.read_text()
+    assert "successfully unloaded 'wmtp'" in server.log.read_text()
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)

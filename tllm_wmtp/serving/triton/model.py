@@ -122,7 +122,7 @@ def _prometheus(args: dict[str, str], usage: EngineUsage) -> Prometheus | None:
     labels = {"model": args["model_name"], "version": args["model_version"]}
     try:
         prometheus = Prometheus(backend, labels)
-    except backend.TritonModelException as error:  # switched off: --allow-metrics=false
+    except backend.TritonModelException as error:  # a server built without them
         backend.Logger.log_warn(f"no metrics of {args['model_name']}: {error}")
         return None
     prometheus.show_usage(usage)

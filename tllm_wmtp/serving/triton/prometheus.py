@@ -61,7 +61,7 @@ class Prometheus:
         labels: on every metric.
 
     Raises:
-        what Triton raises where its metrics are switched off.
+        what a server raises that was built without metrics.
     """
 
     def __init__(self, backend: Any, labels: Mapping[str, str]):
