@@ -7,7 +7,7 @@ gigabytes is never held twice.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -190,6 +190,13 @@ class Graph:
             narrow = next(kind for kind, name in _OF_TORCH.items() if name == self.rounding)
             tensor = tensor.to(narrow)
         return self.constant(tensor.to(kind), hint)
+
+    def table(self, name: str, make: Callable[[], torch.Tensor]) -> Value:
+        """A weight that many nodes read: made once."""
+        key = ("table", name)
+        if key not in self._numbers:
+            self._numbers[key] = self.weight(make(), name)
+        return self._numbers[key]
 
     def constant(self, tensor: torch.Tensor, hint: str) -> Value:
         tensor = tensor.detach().contiguous().cpu()

@@ -15,11 +15,12 @@ from tllm_wmtp.checkpoint.quantization.weights import BLOCK, E2M1_MAX, E4M3_MAX,
 from tllm_wmtp.engine.graph import ELEMENT_TYPES, Graph, Value
 
 
-def byte_table() -> torch.Tensor:
-    """The two values of every byte, float32 ``[256, 2]``, the low half's first."""
+def word_table() -> torch.Tensor:
+    """The four values of every 16-bit half of a word, float32 ``[65536, 4]``, lowest bits first."""
     every = torch.arange(256, dtype=torch.uint8).view(-1, BLOCK // 2)
     ones = torch.ones(every.shape[0], 1, dtype=torch.float8_e4m3fn)
-    return NvFp4Weight(every, ones, torch.tensor(1.0)).dequantize().view(256, 2)
+    pairs = NvFp4Weight(every, ones, torch.tensor(1.0)).dequantize().view(256, 2)
+    return torch.cat((pairs.repeat(256, 1), pairs.repeat_interleave(256, 0)), dim=1)
 
 
 def nvfp4_linear(g: Graph, x: Value, weight: NvFp4Weight, hint: str) -> Value:
@@ -98,12 +99,8 @@ def gathered_experts(g: Graph, weight: NvFp4Weight, experts: Value, hint: str) -
     words = packed.view(torch.int32)  # [E, out, in / 8], the first byte lowest
     count, out, size = packed.shape[0], packed.shape[1], packed.shape[2] * 2
     chosen = g.op("Gather", g.constant(words, hint), experts, axis=0)
-    pairs = [
-        g.op("Gather", g.weight(byte_table(), "fp4_pairs"), byte, axis=0)
-        for byte in _bytes(g, chosen)
-    ]
-    last = [g.op("Unsqueeze", pair, g.ints(3)) for pair in pairs]  # [k, out, in / 8, 1, 2]
-    values = g.op("Concat", *last, axis=3)
+    table = g.table("fp4_values_of_halves", word_table)
+    values = g.op("Gather", table, _halves(g, chosen), axis=0)  # [k, out, in / 8, 2, 4]
     blocks = g.op("Reshape", values, g.ints(0, out, size // BLOCK, BLOCK))
     scales = g.weight(weight.block_scale.float().unsqueeze(-1), f"{hint}.block_scale")
     scaled = g.op("Mul", blocks, g.op("Gather", scales, experts, axis=0))
@@ -112,23 +109,21 @@ def gathered_experts(g: Graph, weight: NvFp4Weight, experts: Value, hint: str) -
     return g.op("Mul", rows, g.op("Gather", whole, experts, axis=0))
 
 
-def _bytes(g: Graph, words: Value) -> list[Value]:
-    """The four bytes of int32 ``words``, lowest first, each 0 .. 255.
+def _halves(g: Graph, words: Value) -> Value:
+    """The two halves of int32 ``words [k, out, m]``, the lower first: ``[k, out, m, 2]``, each
+    0 .. 65535.
 
-    Mod takes the sign of its divisor, so lower bytes come out non-negative; the top one is what is
-    left over, an exact quotient between -128 and 127.
+    Words are signed; adding the divisor makes the remainder the same whichever sign Mod gives it,
+    and the upper half is an exact quotient.
     """
-    found: list[Value] = []
-    below = g.scalar(0, "int32")
-    for index in range(4):
-        unit = g.scalar(256**index, "int32")
-        if index == 3:
-            top = g.op("Div", g.op("Sub", words, below), unit)
-            return [*found, g.op("Mod", top, g.scalar(256, "int32"))]
-        upto = g.op("Mod", words, g.scalar(256 ** (index + 1), "int32"))
-        found.append(g.op("Div", upto, unit))
-        below = upto
-    raise AssertionError("a word has four bytes")
+    unit = g.scalar(65536, "int32")
+
+    def remainder(x: Value) -> Value:
+        return g.op("Mod", g.op("Add", x, unit), unit)
+
+    lower = remainder(g.op("Mod", words, unit))
+    upper = remainder(g.op("Div", g.op("Sub", words, lower), unit))
+    return g.op("Concat", *(g.op("Unsqueeze", half, g.ints(3)) for half in (lower, upper)), axis=3)
 
 
 def _number(g: Graph, number: float) -> Value:
