@@ -1,4 +1,4 @@
-"""Engines driven by hand, and proposers that no checkpoint has."""
+"""Engines driven by hand, proposers that no checkpoint has, and what a head should propose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from tllm_wmtp.checkpoint.loader import load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
-from tllm_wmtp.executor.draft import Drafts, NullProposer, Proposer
+from tllm_wmtp.executor.draft import Drafts, MtpProposer, NullProposer, Proposer
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Request
 from tllm_wmtp.executor.sampler import StepSampler
@@ -86,3 +86,37 @@ def whole_sequence_greedy(checkpoint: Path, prompt: list[int], n_tokens: int) ->
         states = CausalStates(target.config.linear_conv_kernel_dim)
         tokens.append(int(target.logits(target(ids, positions, states)[0, -1]).argmax()))
     return tokens[len(prompt) :]
+
+
+@torch.inference_mode()
+def oracle_proposals(
+    machine_proposer: MtpProposer, request: Request, visible_window: int, n_sink: int
+) -> list[int]:
+    """The draft phase without a ring: all rows of the head from position 0 in one attention under
+    a mask, with the exact hidden states of a whole-sequence forward for every committed row."""
+    target, head = machine_proposer.target, machine_proposer.head
+    tokens = request.prompt_ids + request.output_ids
+    known = len(tokens) - 1  # rows whose hidden state the target has
+    ids = torch.tensor([tokens[:known]])
+    states = CausalStates(target.config.linear_conv_kernel_dim)
+    hidden = target(ids, torch.arange(known).unsqueeze(0), states)[0]
+    drafts: list[int] = []
+    for _ in range(machine_proposer.depth - 1):
+        following = torch.tensor([*tokens[1:], *drafts])
+        rows = following.numel()
+        query, key = torch.arange(rows)[:, None], torch.arange(rows)
+        mask = (key <= query) & ((key < n_sink) | (key > query - visible_window))
+
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor = mask
+        ) -> torch.Tensor:
+            group = q.shape[1] // k.shape[1]
+            keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            scores = torch.einsum("qhd,khd->hqk", q, keys) * q.shape[-1] ** -0.5
+            weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+            return torch.einsum("hqk,khd->qhd", weights, values)
+
+        out = head(target.embed_tokens(following), hidden, torch.arange(rows), attend)
+        hidden = torch.cat((hidden, out[-1:]))
+        drafts.append(int(target.logits(out[-1]).argmax()))
+    return drafts

@@ -10,6 +10,7 @@ import torch
 from engines import (
     ScriptedProposer,
     engine,
+    oracle_proposals,
     outputs,
     record_proposals,
     run,
@@ -21,7 +22,6 @@ from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.executor.draft import Drafts, MtpProposer
 from tllm_wmtp.executor.request import Request
 from tllm_wmtp.executor.sampler import StepSampler
-from tllm_wmtp.models.causal import CausalStates
 from tllm_wmtp.sampling import SamplingParams
 
 VOCAB = 5  # so few that random drafts are often right
@@ -108,40 +108,6 @@ def test_a_window_larger_than_the_context_is_native_bit_for_bit(checkpoint: Path
         assert all(torch.equal(w, n) for w, n in zip(windowed, native, strict=True))
     narrower = head_outputs(MtpConfig(depth=7, window=50, n_sink=3))
     assert not all(torch.equal(w, n) for w, n in zip(narrower, native, strict=False))
-
-
-@torch.inference_mode()
-def oracle_proposals(
-    machine_proposer: MtpProposer, request: Request, visible_window: int, n_sink: int
-) -> list[int]:
-    """The draft phase without a ring: all rows of the head from position 0 in one attention under
-    a mask, with the exact hidden states of a whole-sequence forward for every committed row."""
-    target, head = machine_proposer.target, machine_proposer.head
-    tokens = request.prompt_ids + request.output_ids
-    known = len(tokens) - 1  # rows whose hidden state the target has
-    ids = torch.tensor([tokens[:known]])
-    states = CausalStates(target.config.linear_conv_kernel_dim)
-    hidden = target(ids, torch.arange(known).unsqueeze(0), states)[0]
-    drafts: list[int] = []
-    for _ in range(machine_proposer.depth - 1):
-        following = torch.tensor([*tokens[1:], *drafts])
-        rows = following.numel()
-        query, key = torch.arange(rows)[:, None], torch.arange(rows)
-        mask = (key <= query) & ((key < n_sink) | (key > query - visible_window))
-
-        def attend(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor = mask
-        ) -> torch.Tensor:
-            group = q.shape[1] // k.shape[1]
-            keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->hqk", q, keys) * q.shape[-1] ** -0.5
-            weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-            return torch.einsum("hqk,khd->qhd", weights, values)
-
-        out = head(target.embed_tokens(following), hidden, torch.arange(rows), attend)
-        hidden = torch.cat((hidden, out[-1:]))
-        drafts.append(int(target.logits(out[-1]).argmax()))
-    return drafts
 
 
 @pytest.mark.parametrize(("window", "n_sink"), [(1, 0), (5, 0), (9, 3), (None, 0)])
