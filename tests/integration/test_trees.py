@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,13 @@ def _proposals(machine, draft_lens: list[int]) -> dict[int, list[int]]:  # type:
 def test_a_tree_without_width_is_refused(width: object) -> None:
     with pytest.raises(ConfigError, match="tree_width"):
         MtpConfig(tree_width=width)  # type: ignore[arg-type]
+
+
+def test_a_tree_is_as_wide_as_the_vocabulary_and_no_wider(
+    checkpoint: Path, dense_outputs: list[list[int]]
+) -> None:
+    speculation = MtpConfig(depth=3, window=20, n_sink=3, tree_width=VOCAB)
+    machine = engine(checkpoint, speculation)
+    assert outputs(run(machine, PROMPTS[:2], PARAMS)) == dense_outputs[:2]
+    with pytest.raises(ConfigError, match=f"tree_width {VOCAB + 1}: .*vocabulary has {VOCAB}"):
+        engine(checkpoint, replace(speculation, tree_width=VOCAB + 1))

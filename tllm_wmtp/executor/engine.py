@@ -256,6 +256,13 @@ class Engine:
                 "the model was loaded without its MTP head",
                 "load it with with_head=True",
             )
+        vocab = self.model.config.vocab_size
+        if speculation.tree_width > vocab:
+            raise ConfigError(
+                f"tree_width {speculation.tree_width}",
+                f"a level's drafts are different tokens, and the vocabulary has {vocab}",
+                "lower tree_width",
+            )
         lanes = self.config.max_batch_size
         self._check_ring_memory(speculation, lanes, kv_dtype)
         return MtpProposer(
