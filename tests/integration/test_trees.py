@@ -156,6 +156,19 @@ def _proposals(machine, draft_lens: list[int]) -> dict[int, list[int]]:  # type:
     return made
 
 
+def test_steps_without_drafts_let_few_rows_wait(checkpoint: Path) -> None:
+    """Their hidden states are kept until a step drafts, so that may not be all of a long output."""
+    machine = engine(checkpoint, MtpConfig(depth=5, window=12, n_sink=2), max_batch_size=1)
+    machine._draft_len = lambda requests: 0  # type: ignore[method-assign]
+    request = machine.submit(PROMPTS[2], PARAMS)
+    most = 0
+    while machine.step():
+        if request.draft_hidden is not None:
+            assert request.draft_hidden.untyped_storage().nbytes() <= 17 * 64 * 4
+            most = max(most, len(request.draft_tokens))
+    assert most == 17  # the sixteen that may wait, and the pending token's
+
+
 @pytest.mark.parametrize("width", [0, -1, 2.0, True])
 def test_a_tree_without_width_is_refused(width: object) -> None:
     with pytest.raises(ConfigError, match="tree_width"):
