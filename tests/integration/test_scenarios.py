@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import tiny_nemotron
 import torch
 from engines import engine, oracle_proposals, outputs, run
 from tiny_model import random_prompts, tiny_checkpoint
 
+import tllm_wmtp.models.states as states_module
 from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.errors import ConfigError, RequestError
 from tllm_wmtp.executor.draft import Drafts, MtpProposer
@@ -157,6 +159,28 @@ def test_a_rejection_exactly_at_the_wrap_of_the_ring_loses_no_key(checkpoint: Pa
 def machine_slot(position: int) -> int:
     """By the definition of the ring, not by the code."""
     return position if position < N_SINK else N_SINK + (position - N_SINK) % (CAPACITY - N_SINK)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_tree_goes_on_from_the_rows_that_were_accepted(checkpoint: Path, width: int) -> None:
+    """Wherever in the tree they were, the next step's first draft is the one after them alone."""
+    machine = engine(checkpoint, MtpConfig(DEPTH, WINDOW, N_SINK, tree_width=width))
+    proposer = machine.proposer
+    assert isinstance(proposer, MtpProposer)
+    propose, checked = proposer.propose, []
+
+    def checking(requests: Sequence[Request], draft_len: int, sampler: StepSampler) -> Drafts:
+        drafts = propose(requests, draft_len, sampler)
+        for request, row in zip(requests, drafts.tokens.tolist(), strict=True):
+            checked.append(row[:1] == oracle_proposals(proposer, request, WINDOW, N_SINK)[:1])
+        return drafts
+
+    proposer.propose = checking  # type: ignore[method-assign]
+    prompts = random_prompts([3, 13, 30], VOCAB, seed=6)
+    requests = run(machine, prompts, greedy(30))
+    assert outputs(requests) == dense(checkpoint, prompts, 30)
+    assert all(checked)
+    assert sum(sum(request.metrics.accepted) for request in requests) > 20
 
 
 @ARMS
@@ -330,4 +354,31 @@ def test_a_request_that_is_put_back_between_draft_and_verify_can_be_resumed(
     assert known >= 2
     assert sum(request.metrics.preemptions for request in requests) >= 2
     assert len(checked) > 20
+    assert_everything_is_back(machine)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "nemotron_h"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_commit_that_fails_is_repeated_from_the_states_before_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, width: int
+) -> None:
+    """As when memory runs out there: convolution and recurrent state change together or not."""
+    if family == "nemotron_h":
+        checkpoint = tiny_nemotron.tiny_checkpoint(tmp_path, seed=3, vocab_size=VOCAB)
+    prompts = random_prompts([25, 11], VOCAB, seed=6)
+    expected = dense(checkpoint, prompts, 30)
+    machine = engine(checkpoint, MtpConfig(DEPTH, WINDOW, N_SINK, tree_width=width))
+    name = "ssd_commit" if family == "nemotron_h" else "_gated_delta_commit"
+    commit, calls = getattr(states_module, name), [0]
+
+    def failing(*arguments: torch.Tensor) -> torch.Tensor | None:
+        calls[0] += 1
+        if calls[0] % 4 == 1:  # the repetition of a step is never the next of these
+            raise MemoryError("out of memory")
+        result: torch.Tensor | None = commit(*arguments)
+        return result
+
+    monkeypatch.setattr(states_module, name, failing)
+    assert outputs(run(machine, prompts, greedy(30))) == expected
+    assert calls[0] > 12
     assert_everything_is_back(machine)

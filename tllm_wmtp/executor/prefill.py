@@ -66,11 +66,12 @@ def prefill_chunk(
         raise RuntimeError("a request is prefilled before it was admitted")
     length = len(request.context_ids)
     start, stop = request.prefilled, min(request.prefilled + chunk, length)
-    stops = [length]  # of this prompt and of those that a snapshot within it stands for
+    stops = [length]  # of this prompt and of the one that the next snapshot within it stands for
     if interval is not None:
-        first = (start // interval + 1) * interval
-        stop = min(stop, first)
-        stops += range(first, length, interval)
+        following = (start // interval + 1) * interval
+        stop = min(stop, following)
+        if following < length:  # of this chunk, later snapshots read no other rows
+            stops.append(following)
     device = states.starts.device
     spans = union(
         span for end in stops for span in spans_read(start, stop, end, proposer.rows_read(end))

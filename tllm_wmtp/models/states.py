@@ -265,9 +265,12 @@ class VerifyStates:
         deltas: torch.Tensor,
         counts: torch.Tensor,
     ) -> None:
-        """``history [B, kernel - 1]`` indexes the windows; of the rows the first counts count."""
+        """``history [B, kernel - 1]`` indexes the windows; of the rows the first counts count.
+
+        All that may fail, for want of memory, comes before the first write to the pool.
+        """
         pool = self.pool
-        pool.conv[:, self.slot_index] = self.windows[:, self.batch_index, history]
+        conv = self.windows[:, self.batch_index, history]
         layers = len(pool.layers)
         if pool.shape.rule == DECAYED_SUM:
             kept = torch.arange(keys.shape[2], device=counts.device) < counts[:, None]
@@ -279,15 +282,16 @@ class VerifyStates:
                 kept.repeat(layers, 1),
             )
             pool.state[:, self.slot_index] = state.unflatten(0, (layers, -1))
-            return
-        _gated_delta_commit(
-            keys.flatten(0, 1),
-            decays.flatten(0, 1),
-            deltas.flatten(0, 1),
-            pool.state.flatten(0, 1),
-            self._all_slots,
-            counts.to(torch.int32).repeat(layers),
-        )
+        else:
+            _gated_delta_commit(
+                keys.flatten(0, 1),
+                decays.flatten(0, 1),
+                deltas.flatten(0, 1),
+                pool.state.flatten(0, 1),
+                self._all_slots,
+                counts.to(torch.int32).repeat(layers),
+            )
+        pool.conv[:, self.slot_index] = conv
 
 
 class _Recorded:
