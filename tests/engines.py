@@ -88,35 +88,55 @@ def whole_sequence_greedy(checkpoint: Path, prompt: list[int], n_tokens: int) ->
     return tokens[len(prompt) :]
 
 
-@torch.inference_mode()
-def oracle_proposals(
-    machine_proposer: MtpProposer, request: Request, visible_window: int, n_sink: int
-) -> list[int]:
+class HeadOracle:
     """The draft phase without a ring: all rows of the head from position 0 in one attention under
     a mask, with the exact hidden states of a whole-sequence forward for every committed row."""
-    target, head = machine_proposer.target, machine_proposer.head
-    tokens = request.prompt_ids + request.output_ids
-    known = len(tokens) - 1  # rows whose hidden state the target has
-    ids = torch.tensor([tokens[:known]])
-    states = CausalStates(target.config.linear_conv_kernel_dim)
-    hidden = target(ids, torch.arange(known).unsqueeze(0), states)[0]
-    drafts: list[int] = []
-    for _ in range(machine_proposer.depth - 1):
-        following = torch.tensor([*tokens[1:], *drafts])
-        rows = following.numel()
-        query, key = torch.arange(rows)[:, None], torch.arange(rows)
-        mask = (key <= query) & ((key < n_sink) | (key > query - visible_window))
 
-        def attend(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor = mask
-        ) -> torch.Tensor:
-            group = q.shape[1] // k.shape[1]
-            keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->hqk", q, keys) * q.shape[-1] ** -0.5
-            weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-            return torch.einsum("hqk,khd->qhd", weights, values)
+    @torch.inference_mode()
+    def __init__(
+        self, proposer: MtpProposer, request: Request, visible_window: int, n_sink: int
+    ) -> None:
+        self.target, self.head = proposer.target, proposer.head
+        self.window, self.n_sink = visible_window, n_sink
+        self.tokens = request.prompt_ids + request.output_ids
+        known = len(self.tokens) - 1  # rows whose hidden state the target has
+        states = CausalStates(self.target.config.linear_conv_kernel_dim)
+        ids = torch.tensor([self.tokens[:known]])
+        self._hidden = self.target(ids, torch.arange(known).unsqueeze(0), states)[0]
+        self._outputs: dict[tuple[int, ...], torch.Tensor] = {}
 
-        out = head(target.embed_tokens(following), hidden, torch.arange(rows), attend)
-        hidden = torch.cat((hidden, out[-1:]))
-        drafts.append(int(target.logits(out[-1]).argmax()))
-    return drafts
+    @torch.inference_mode()
+    def logits(self, path: tuple[int, ...] = ()) -> torch.Tensor:
+        """``[V]`` of the draft that follows the drafts ``path``."""
+        return self.target.logits(self._output(path))
+
+    def _output(self, path: tuple[int, ...]) -> torch.Tensor:
+        if path not in self._outputs:
+            before = [self._output(path[:count]) for count in range(len(path))]
+            hidden = torch.cat((self._hidden, *(each.unsqueeze(0) for each in before)))
+            following = torch.tensor([*self.tokens[1:], *path])
+            rows = following.numel()
+            query, key = torch.arange(rows)[:, None], torch.arange(rows)
+            mask = (key <= query) & ((key < self.n_sink) | (key > query - self.window))
+
+            def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                group = q.shape[1] // k.shape[1]
+                keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+                scores = torch.einsum("qhd,khd->hqk", q, keys) * q.shape[-1] ** -0.5
+                weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+                return torch.einsum("hqk,khd->qhd", weights, values)
+
+            embedding = self.target.embed_tokens(following)
+            self._outputs[path] = self.head(embedding, hidden, torch.arange(rows), attend)[-1]
+        return self._outputs[path]
+
+
+def oracle_proposals(
+    proposer: MtpProposer, request: Request, visible_window: int, n_sink: int
+) -> list[int]:
+    """The likeliest drafts, one after the other, by :class:`HeadOracle`."""
+    oracle = HeadOracle(proposer, request, visible_window, n_sink)
+    drafts: tuple[int, ...] = ()
+    for _ in range(proposer.depth - 1):
+        drafts = (*drafts, int(oracle.logits(drafts).argmax()))
+    return list(drafts)
