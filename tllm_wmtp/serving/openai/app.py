@@ -92,10 +92,9 @@ class Front:
             body = read_object(await self._body(request))
             self._check_model(body.get("model"))
             call = read(body)
-            work = await work_of(call)
-            self.service.take(len(work) - places, len(work))
-            places = len(work)
-            batch = self.service.start(work)
+            self.service.take(call.completions - places, call.completions)
+            places = call.completions
+            batch = self.service.start(await work_of(call))
             places = 0
         finally:
             self.service.free(places)

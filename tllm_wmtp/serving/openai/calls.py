@@ -96,11 +96,19 @@ class Call:
 class CompletionCall(Call):
     prompts: Sequence[Prompt]
 
+    @property
+    def completions(self) -> int:
+        return self.n * len(self.prompts)
+
 
 @dataclass(frozen=True)
 class ChatCall(Call):
     messages: Sequence[Message]
     template_options: Mapping[str, Any]
+
+    @property
+    def completions(self) -> int:
+        return self.n
 
 
 def read_object(body: bytes) -> dict[str, Any]:
