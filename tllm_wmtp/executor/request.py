@@ -157,10 +157,15 @@ class Request:
             text, self._text_sent = whole[self._text_sent :], len(whole)
         if reason is not None:
             self.phase, self.finish_reason = Phase.FINISHED, reason
-        if self.on_update is None:
+        tell = self.on_update
+        if tell is None:
             return
+        if reason is not None:
+            # Told for the last time, the consumer may go, and an LLM that only it keeps alive: not
+            # when the engine has done with the request, and not by the garbage collector.
+            self.on_update = None
         try:
-            self.on_update(Update(tokens, text, reason, logprobs))
+            tell(Update(tokens, text, reason, logprobs))
         except Exception:
             # A consumer that fails loses its own stream; the batch it was served in goes on.
             log.exception("request %d: its consumer failed and is told no more", self.request_id)
