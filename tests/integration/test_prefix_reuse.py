@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import engine, outputs, run
-from tiny_model import random_prompts, tiny_checkpoint
+from engines import ScriptedProposer, engine, outputs, run
+from tiny_model import add_byte_tokenizer, random_prompts, tiny_checkpoint
 
 import tllm_wmtp.executor.prefix as prefix_module
 from tllm_wmtp.config import KvCacheConfig, MtpConfig
@@ -196,6 +197,41 @@ def test_a_stop_in_the_middle_of_a_step_leaves_a_snapshot_up_to_it(checkpoint: P
         assert second.metrics.prefix_hit_tokens == len(following) - 4
         (reference,) = run(cold(checkpoint, WINDOWED), [following], params)
         assert_same(second, reference)
+
+
+def test_a_stop_string_in_the_middle_of_a_step_leaves_no_snapshot_of_rows_beyond_it(
+    tmp_path: Path,
+) -> None:
+    """Only the text shows it, after the rows of the whole step were committed."""
+    checkpoint = tiny_checkpoint(tmp_path, seed=3, vocab_size=257, moe=False)
+    add_byte_tokenizer(checkpoint, ascii_only=True)
+    prompt, more = random_prompts([20, 5], 256, seed=1)
+    truth = run(cold(checkpoint, None), [prompt], greedy(40))[0]
+    assert truth.text is not None
+    spelled, cut_off = truth.text.text, 0
+    for begin in range(2, 14):
+        machine = reusing(checkpoint, None, proposer=ScriptedProposer(5, scripted(truth)))
+        (first,) = run(machine, [prompt], greedy(40, stop=(spelled[begin : begin + 2],)))
+        assert first.finish_reason == "stop"
+        known = prompt + first.output_ids
+        cut_off += first.kv_length > len(known) - 1
+        (warm,) = run(machine, [known + more], greedy())
+        (reference,) = run(cold(checkpoint, None), [known + more], greedy())
+        assert warm.output_ids == reference.output_ids
+        held = len(prompt) if first.kv_length > len(known) - 1 else len(known) - 1
+        assert warm.metrics.prefix_hit_tokens == held
+    assert cut_off > 2
+
+
+def scripted(truth: Request) -> Callable[[Request, int], list[int]]:
+    """Right drafts for the first request, any for others."""
+
+    def script(request: Request, draft_len: int) -> list[int]:
+        done = len(request.output_ids)
+        right = truth.output_ids[done : done + draft_len]
+        return (right if request.prompt_ids == truth.prompt_ids else [0] * draft_len)[:draft_len]
+
+    return script
 
 
 def test_penalties_and_draws_see_the_whole_prompt_after_a_hit(checkpoint: Path) -> None:
