@@ -86,9 +86,7 @@ def cells(y: float, content: dict[int, int], title: str) -> list[str]:
         x, row = LEFT + cell * CELL, content.get(cell)
         fill = "url(#way)" if row in WAY else "#ffffff"
         dashed = "" if row is not None else ' stroke-dasharray="3 3"'
-        parts.append(
-            f'<rect x="{x}" y="{y}" width="{CELL}" height="34" fill="{fill}"{dashed}/>'
-        )
+        parts.append(f'<rect x="{x}" y="{y}" width="{CELL}" height="34" fill="{fill}"{dashed}/>')
         if row is not None:
             middle = x + CELL / 2
             parts.append(f'<circle cx="{middle}" cy="{y + 17}" r="11" fill="#fff" stroke="none"/>')

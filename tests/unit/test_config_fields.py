@@ -74,7 +74,7 @@ def test_any_value_of_a_yarn_field(checkpoint: Path, field: str) -> None:
         ({"text_config": "x"}, "text_config holds 'x'"),
         ({"rope_parameters": {"partial_rotary_factor": 2}}, "partial_rotary_factor 2.0.*64 of a"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters lacks 'factor'"),
-        ({"quantization_config": "fp8"}, "quantization fp8"),
+        ({"quantization_config": "fp8"}, "quantization_config holds 'fp8'"),
     ],
 )
 def test_what_the_refusal_says(checkpoint: Path, changes: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from triton_server import DEPTH, LANES, MAX_SEQ_LEN, N_SINK, QUEUE, WINDOW, Reply, Server
 
 from tllm_wmtp import LLM, SamplingParams
-from tllm_wmtp.serving.triton.prometheus import GAUGES
+from tllm_wmtp.serving.measures import GAUGES
 
 LONG = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from tllm_wmtp.metrics import EngineUsage, RequestMetrics
-from tllm_wmtp.serving.triton.prometheus import Prometheus
+from tllm_wmtp.serving.measures import Prometheus
 
 
 class Member:

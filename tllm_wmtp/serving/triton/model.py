@@ -15,7 +15,7 @@ from tllm_wmtp.serving.triton.settings import InstanceSettings
 
 if TYPE_CHECKING:
     from tllm_wmtp.metrics import EngineUsage
-    from tllm_wmtp.serving.triton.prometheus import Prometheus
+    from tllm_wmtp.serving.measures import Prometheus
 
 
 class TritonPythonModel:
@@ -117,7 +117,7 @@ def _flags(last: bool) -> int:
 
 
 def _prometheus(args: dict[str, str], usage: EngineUsage) -> Prometheus | None:
-    from tllm_wmtp.serving.triton.prometheus import Prometheus
+    from tllm_wmtp.serving.measures import Prometheus
 
     labels = {"model": args["model_name"], "version": args["model_version"]}
     try:

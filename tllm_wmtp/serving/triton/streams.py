@@ -15,8 +15,8 @@ import numpy as np
 from tllm_wmtp.errors import RequestError
 from tllm_wmtp.llm import LLM, RequestHandle
 from tllm_wmtp.metrics import RequestMetrics
+from tllm_wmtp.serving.measures import Prometheus
 from tllm_wmtp.serving.triton.call import Call
-from tllm_wmtp.serving.triton.prometheus import Prometheus
 from tllm_wmtp.serving.triton.replies import Reply
 
 log = logging.getLogger(__name__)

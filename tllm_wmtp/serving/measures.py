@@ -1,4 +1,4 @@
-"""What Triton's metrics endpoint shows of an instance, besides Triton's own counters."""
+"""What a server's metrics endpoint shows of an engine, whichever server it is."""
 
 from __future__ import annotations
 
