@@ -6,6 +6,7 @@ The builder is TensorRT-RTX itself, ahead of time for SM120, with the plugin ins
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from nvfp4_checkpoint import quantized_copy
 
 from tllm_wmtp.cli import main
 from tllm_wmtp.demo import CHECKPOINT
-from tllm_wmtp.engine import build, plugin
+from tllm_wmtp.engine import backends, build, plugin
 from tllm_wmtp.engine.backends import BuildError
 from tllm_wmtp.engine.build import BuildOptions, build_engine
 from tllm_wmtp.errors import CheckpointError, ConfigError
@@ -144,6 +145,81 @@ def test_earlier_engine_is_replaced_and_other_files_are_not(
     with pytest.raises(ConfigError, match="it holds files that are no engine"):
         build_engine(nvfp4_demo, tmp_path / "mine", SMALL, cache)
     assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
+
+
+def test_damaged_cache_entry_is_built_again_and_damaged_directory_named(
+    nvfp4_engine: build.Built,
+    nvfp4_demo: Path,
+    tmp_path: Path,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One flipped byte in the engine; the compiler is told to refuse, so a rebuild is seen."""
+    own = tmp_path / "cache"
+    shutil.copytree(cache, own)
+    out = build_engine(nvfp4_demo, tmp_path / "out", SMALL, own).directory
+    engine = next((own / "engines").glob("*/draft.engine"))
+    content = bytearray(engine.read_bytes())
+    content[len(content) // 2] ^= 1
+    for damaged in (engine, out / "draft.engine"):
+        damaged.unlink()
+        damaged.write_bytes(content)
+
+    def refuse(*args: object) -> None:
+        raise BuildError("compiled", "it was not in the cache", "none")
+
+    monkeypatch.setattr("tllm_wmtp.engine.compose.compile_graph", refuse)
+    with pytest.raises(BuildError, match="compiled"):
+        build_engine(nvfp4_demo, tmp_path / "again", SMALL, own)
+    assert main(["inspect", str(out)]) == 2
+    assert "it is missing or damaged; build it again" in capsys.readouterr().err
+    (out / "config.json").write_text(json.dumps({"schema": "tllm-wmtp engine 1"}))
+    assert main(["inspect", str(out)]) == 2
+    assert "lacks what a build writes there" in capsys.readouterr().err
+
+
+def test_file_of_the_users_keeps_an_earlier_engine_from_being_replaced(
+    nvfp4_engine: build.Built, cache: Path, nvfp4_demo: Path, tmp_path: Path
+) -> None:
+    out = build_engine(nvfp4_demo, tmp_path / "out", SMALL, cache).directory
+    (out / "notes.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"with 'notes\.txt': .*no build made this file"):
+        build_engine(nvfp4_demo, out, SMALL, cache)
+    assert (out / "notes.txt").read_text() == "years of work"
+
+
+def test_changed_weights_with_the_old_size_and_time_are_another_engine(
+    nvfp4_engine: build.Built,
+    cache: Path,
+    nvfp4_demo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(nvfp4_demo, model)
+    assert build_engine(model, tmp_path / "a", SMALL, cache).cached
+    weights = model / "model.safetensors"
+    before = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def refuse(*args: object) -> None:
+        raise BuildError("compiled", "it was not in the cache", "none")
+
+    monkeypatch.setattr("tllm_wmtp.engine.compose.compile_graph", refuse)
+    with pytest.raises(BuildError, match="compiled"):
+        build_engine(model, tmp_path / "b", SMALL, cache)
+
+
+def test_bindings_without_their_libraries_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "rtx_folder", lambda: tmp_path)
+    with pytest.raises(ConfigError, match=r"libraries .*are not; pip install"):
+        backends.find_backend("rtx", "sm120", tmp_path / "links")
 
 
 def test_inspect_prints_what_was_built(

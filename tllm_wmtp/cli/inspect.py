@@ -1,4 +1,5 @@
-"""``wmtp inspect``: what an engine directory holds and how it was made."""
+"""``wmtp inspect``: what an engine directory holds and how it was made; its files are compared with
+their hashes."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tllm_wmtp.cli import arguments
+from tllm_wmtp.errors import ConfigError
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -18,10 +20,16 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tllm_wmtp.engine.directory import read_config
+    from tllm_wmtp.engine.directory import CONFIG, check_files
 
-    config = read_config(args.directory)
-    print(json.dumps(config) if args.json else table(args.directory, config))
+    config = check_files(args.directory)
+    try:
+        text = json.dumps(config) if args.json else table(args.directory, config)
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise ConfigError(
+            f"{args.directory / CONFIG}", "it lacks what a build writes there", "build it again"
+        ) from None
+    print(text)
     return 0
 
 

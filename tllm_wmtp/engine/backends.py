@@ -57,6 +57,13 @@ def _find_rtx(target: str, links: Path) -> Backend:
         )
     folder = rtx_folder()
     library = folder / "tensorrt_rtx_libs/libtensorrt_rtx.so.1"
+    wheels = sorted(folder.glob("tensorrt_rtx_cu*_libs-*.dist-info"))
+    if not library.exists() or not wheels:
+        raise ConfigError(
+            f"TensorRT-RTX in {folder}",
+            "its bindings are there, its libraries (tensorrt-rtx-cu13-libs) are not",
+            "pip install 'tllm-wmtp[rtx]' (about 100 MB)",
+        )
     # The parser opens the library by a name that the wheel does not carry.
     links.mkdir(parents=True, exist_ok=True)
     link = links / "libtensorrt_rtx.so"
@@ -64,8 +71,7 @@ def _find_rtx(target: str, links: Path) -> Backend:
         fresh = links / f".{os.getpid()}.so"
         fresh.symlink_to(library.resolve())
         fresh.replace(link)
-    wheel = next(folder.glob("tensorrt_rtx_cu13_libs-*.dist-info"))
-    version = wheel.stem.split("-")[1]
+    version = wheels[0].stem.split("-")[1]
     environment = {"PYTHONPATH": str(folder), "LD_LIBRARY_PATH": str(links)}
     return Backend("rtx", "tensorrt_rtx_bindings", version, environment, target)
 

@@ -20,7 +20,13 @@ from typing import Any
 import tllm_wmtp
 from tllm_wmtp.engine import plugin
 from tllm_wmtp.engine.backends import Backend, find_backend
-from tllm_wmtp.engine.directory import CONFIG, KINDS, read_config
+from tllm_wmtp.engine.directory import (
+    KINDS,
+    check_files,
+    hash_file,
+    is_engine_file,
+    read_config,
+)
 from tllm_wmtp.engine.plugin import find_plugin
 from tllm_wmtp.errors import ConfigError
 
@@ -171,7 +177,7 @@ def build_engine(
     # Files that have not been touched since an earlier build lead to its engine unread.
     note = cache / "requests" / hash_json([ingredients.facts(), _files_of(model)])
     entry = cache / "engines" / note.read_text() if note.exists() else None
-    cached = entry is not None and (entry / CONFIG).exists()
+    cached = entry is not None and is_whole(entry)
     if entry is None or not cached:
         from tllm_wmtp.engine.compose import compose  # brings torch and onnx
 
@@ -181,13 +187,26 @@ def build_engine(
     return Built(out, read_config(out), cached)
 
 
-def _files_of(model: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of every file that a checkpoint is read from."""
+def is_whole(entry: Path) -> bool:
+    """Whether a cache entry is there, undamaged; a damaged one is built again."""
+    try:
+        check_files(entry)
+    except ConfigError:
+        return False
+    return True
+
+
+def _files_of(model: Path) -> list[tuple[str, int, int, int, int]]:
+    """What identifies every file that a checkpoint is read from; a copy with the old time of
+    change (``cp -p``) still has an inode and a change time of its own."""
     if not model.is_dir():
         return []
     files = [file for file in model.iterdir() if file.suffix in (".json", ".safetensors")]
     stats = [(str(file.resolve()), file.stat()) for file in sorted(files)]
-    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return [
+        (name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        for name, stat in stats
+    ]
 
 
 def _write_note(note: Path, text: str) -> None:
@@ -207,6 +226,13 @@ def _check_out(out: Path) -> None:
                 "it holds files that are no engine",
                 "pass a new directory, or one that an earlier build made",
             ) from None
+        foreign = sorted(file.name for file in out.iterdir() if not is_engine_file(file.name))
+        if foreign:
+            raise ConfigError(
+                f"out {str(out)!r} with {foreign[0]!r}",
+                "an earlier engine is replaced as a whole, and no build made this file",
+                "move it away, or pass a new directory",
+            )
     elif out.exists() and not out.is_dir():
         raise ConfigError(f"out {str(out)!r}", "it is a file", "pass a new directory")
 
@@ -247,14 +273,6 @@ def _copy(file: Path, target: Path) -> None:
 
 def hash_json(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def hash_file(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while chunk := opened.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def graph_code_hash() -> str:

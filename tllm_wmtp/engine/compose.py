@@ -16,11 +16,11 @@ from tllm_wmtp.engine.build import (
     BuildOptions,
     Ingredients,
     Progress,
-    hash_file,
     hash_json,
+    is_whole,
     rename_directory,
 )
-from tllm_wmtp.engine.directory import CONFIG, LOG, SCHEMA
+from tllm_wmtp.engine.directory import CONFIG, LOG, SCHEMA, hash_file
 from tllm_wmtp.engine.draft import DraftSpec, write_draft_graph
 from tllm_wmtp.engine.graph import WrittenGraph
 from tllm_wmtp.engine.target import TargetSpec, check_target, write_target_graph
@@ -58,7 +58,7 @@ def compose(
     progress("hashing weights")
     identity = _identity(source, ingredients, quantized)
     entry = engines / hash_json(identity)
-    if (entry / CONFIG).exists():
+    if is_whole(entry):
         return entry, True
     engines.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=engines))
@@ -68,7 +68,7 @@ def compose(
         except BuildError as error:
             raise _with_log(error, work, engines.parent) from None
         work.chmod(0o755)
-        if not (entry / CONFIG).exists():  # else another process was faster
+        if not is_whole(entry):  # else another process was faster
             rename_directory(work, entry)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -210,6 +210,7 @@ def _facts(
 ) -> dict[str, Any]:
     """What a reader of config.json wants to know beside the identity."""
     work = written.file.parent
+    data = written.file.with_name(f"{written.file.name}.data")
     return {
         "tool_version": tllm_wmtp.__version__,
         "checkpoint": str(source.path.resolve()),
@@ -221,6 +222,7 @@ def _facts(
         "graph": {
             "bytes": sum(file.stat().st_size for file in work.glob(f"{written.file.name}*")),
             "sha256": hash_file(written.file),
+            "data_sha256": hash_file(data) if data.exists() else None,
             "seconds": round(graph_s, 2),
         },
         "engine": {

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from tllm_wmtp.engine.backends import gpu_target, rtx_folder
-from tllm_wmtp.engine.build import hash_file
-from tllm_wmtp.engine.directory import read_config
+from tllm_wmtp.engine.directory import hash_file, read_config
 from tllm_wmtp.engine.plugin import find_plugin, load_plugin
 from tllm_wmtp.engine.proposer import Answers, Rows
 from tllm_wmtp.engine.step_plan import AcceptedRows, StepPlan, plan_step
