@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tiny_model import (
 from tllm_wmtp.checkpoint import quantize
 from tllm_wmtp.checkpoint.directory import CheckpointDirectory
 from tllm_wmtp.checkpoint.loader import load_model
+from tllm_wmtp.checkpoint.partial import PartialDirectory
 from tllm_wmtp.checkpoint.quantize import Calibration, Summary, quantize_checkpoint
 from tllm_wmtp.checkpoint.recipe import Recipe
 from tllm_wmtp.cli import main
@@ -306,6 +309,47 @@ def test_what_is_in_the_partial_directorys_place_is_not_touched(
     with pytest.raises(CheckpointError, match="in the way"):
         copy_of(source, tmp_path / "out")
     assert (tmp_path / ".out.partial" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_second_run_at_the_same_time_is_refused_and_harms_nothing(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with PartialDirectory(out, "first") as first:
+        with pytest.raises(CheckpointError, match="another run is writing it"):
+            quantize_checkpoint(source, out, Recipe(), None)
+        first.write("a.txt", lambda path: path.write_text("whole"))
+        first.publish()
+    assert [file.name for file in out.iterdir()] == ["a.txt"]
+    with PartialDirectory(tmp_path / "next", "same process") as later:
+        later.publish()
+
+
+def test_a_run_that_was_killed_while_it_began_is_not_in_the_way(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".empty.partial").mkdir()
+    (tmp_path / ".begun.partial").mkdir()
+    (tmp_path / ".begun.partial/progress.json.unfinished").write_text("")
+    for name in ("empty", "begun"):
+        quantize_checkpoint(source, tmp_path / name, Recipe(), None)
+        assert (tmp_path / name / "model.safetensors").exists()
+        assert not (tmp_path / name / "progress.json").exists()
+        assert not (tmp_path / f".{name}.partial").exists()
+
+
+def test_weights_changed_under_the_old_size_and_time_start_over(
+    source: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(source, tmp_path / "source"))
+    weights = next(source.glob("*.safetensors"))
+    mark = quantize._fingerprint(CheckpointDirectory(source), Recipe(), None, "builtin", 1)
+    before, content = weights.stat(), bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = quantize._fingerprint(CheckpointDirectory(source), Recipe(), None, "builtin", 1)
+    assert after != mark
 
 
 def test_an_output_without_a_parent_is_refused(source: Path, tmp_path: Path) -> None:

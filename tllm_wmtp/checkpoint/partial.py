@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -32,7 +33,8 @@ class PartialDirectory:
     at all.
 
     Raises:
-        CheckpointError: ``final`` exists, or something foreign is in the partial directory's place.
+        CheckpointError: ``final`` exists, another run is writing it, or something foreign is in the
+            partial directory's place.
     """
 
     STATE = "progress.json"
@@ -51,11 +53,48 @@ class PartialDirectory:
                 f"output {str(final)!r}", "its parent directory must exist", "create it first"
             )
         self._state: dict[str, Any] = {"fingerprint": fingerprint, "files": {}, "notes": {}}
-        if self.path.exists():
-            self._take_up(fingerprint)
-        else:
+        fresh = self._make_or_find()
+        self._lock = self._locked()
+        try:
+            if not fresh and any(self.path.iterdir()):
+                self._take_up(fingerprint)
+            self._save()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _make_or_find(self) -> bool:
+        try:
             self.path.mkdir()
-        self._save()
+        except FileExistsError:
+            return False
+        return True
+
+    def _locked(self) -> int:
+        """A lock on the directory, which the system releases when this process ends, however."""
+        taken = CheckpointError(
+            f"output {str(self.final)!r}",
+            "another run is writing it at this moment",
+            "wait for it, or choose another directory",
+        )
+        try:
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except NotADirectoryError:
+            raise self._in_the_way("it is a file") from None
+        except FileNotFoundError:
+            raise taken from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The other run may have published or removed it just before.
+            if not os.path.samestat(os.fstat(lock), self.path.stat()):
+                raise taken
+        except (BlockingIOError, FileNotFoundError):
+            os.close(lock)
+            raise taken from None
+        except CheckpointError:
+            os.close(lock)
+            raise
+        return lock
 
     def __enter__(self) -> PartialDirectory:
         return self
@@ -66,8 +105,11 @@ class PartialDirectory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None and not self._state["files"] and self.path.exists():
-            shutil.rmtree(self.path)
+        try:
+            if kind is not None and not self._state["files"] and self.path.exists():
+                shutil.rmtree(self.path)
+        finally:
+            os.close(self._lock)
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -94,10 +136,11 @@ class PartialDirectory:
         self._save()
 
     def publish(self) -> None:
-        (self.path / self.STATE).unlink()
         for leftover in self.path.glob("*.unfinished"):
             leftover.unlink()
+        # The state goes last: a run that ends between these two lines has lost nothing.
         os.rename(self.path, self.final)
+        (self.final / self.STATE).unlink()
 
     def _take_up(self, fingerprint: str) -> None:
         try:
@@ -105,16 +148,24 @@ class PartialDirectory:
             same = state["fingerprint"] == fingerprint
             state = {key: dict(state[key]) for key in ("files", "notes")}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"directory {self.path}",
-                f"it is in the way and was not left by an earlier run ({error})",
-                "remove it",
-            ) from error
+            if {file.name for file in self.path.iterdir()} == {f"{self.STATE}.unfinished"}:
+                return  # a run that ended while it began
+            raise self._in_the_way(str(error)) from error
         if same:
             self._state.update(state)
-        else:
-            shutil.rmtree(self.path)
-            self.path.mkdir()
+            return
+        for file in self.path.iterdir():  # the directory itself stays: it is locked
+            if file.is_dir() and not file.is_symlink():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
+
+    def _in_the_way(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"directory {self.path}",
+            f"it is in the way and was not left by an earlier run ({why})",
+            "remove it",
+        )
 
     def _save(self) -> None:
         temporary = self.path / f"{self.STATE}.unfinished"

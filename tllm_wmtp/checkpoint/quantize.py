@@ -138,9 +138,11 @@ def _fingerprint(
     backend: str,
     shard_bytes: int,
 ) -> str:
-    """Of all that decides the result; weight files by name, size and time of change."""
+    """Of all that decides the result; weight files by name, size and times."""
     files = sorted(directory.path.glob("*.safetensors"))
-    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    found = [(file.name, file.stat()) for file in files]
+    # The change time too: a copy may keep the time of modification.
+    stats = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in found]
     facts = [
         __version__,
         str(directory.path.resolve()),
