@@ -143,7 +143,7 @@ class LLM:
         model: a Hugging Face checkpoint directory.
         speculation: None (dense), ``MtpConfig(...)`` (windowed draft) or ``MtpConfig.native()``
             (full-context draft). It changes the speed, never the output.
-        kv_cache_config: the target's KV pool.
+        kv_cache_config: the target's KV pool, and what later requests may reuse of it.
         max_batch_size: requests that run at the same time.
         max_seq_len: most tokens per request, prompt and output; the model's limit by default.
         dtype: ``float32`` or ``bfloat16``, of weights and computation.
