@@ -197,6 +197,20 @@ def test_every_accept_count_at_every_wrap(ring: tuple[int, int], drafts: TreeSha
     simulation.extend([1] * len(prompts))
 
 
+@pytest.mark.parametrize("n_sink", [0, 3])
+@pytest.mark.parametrize("drafts", [TreeShape(1, 6), TreeShape(3, 6)], ids=str)
+@pytest.mark.parametrize("boundary", [64, 2048])
+def test_ancestors_older_than_the_window_are_seen(
+    n_sink: int, drafts: TreeShape, boundary: int
+) -> None:
+    """A window shorter than the tree is deep, at every position about a block of keys of the CPU
+    kernel (64) and about a chunk (2048)."""
+    torch.manual_seed(0)
+    spec = RingSpec.for_chain(n_sink, 1, drafts.depth, drafts.width)
+    prompts = range(boundary - 2 * drafts.rows, boundary + 2)
+    TreeDrafts(spec, drafts, prompts, chunk=200).step([0] * len(prompts))
+
+
 def test_one_row_more_than_the_spare_allows_would_take_a_visible_key() -> None:
     """The bound is the least that works: beyond it the operator refuses."""
     n_sink, window, spare = 2, 6, 4

@@ -511,9 +511,12 @@ void set_visible_range(Request& request, VisibilityRule rule)
     {
         RowRule const& r = request.rows[row];
         VisibleRanges const ranges = visible_ranges(rule.n_sink, rule.window, r.query);
-        int64_t const end = r.ancestors == nullptr ? ranges.window.end : r.appended.end;
+        // Ancestors older than the window are seen too.
+        bool const tree = r.ancestors != nullptr;
+        int64_t const end = tree ? r.appended.end : ranges.window.end;
+        int64_t const begin = tree && r.appended.begin < ranges.window.begin ? r.appended.begin : ranges.window.begin;
         request.sink_end = ranges.sink.end > request.sink_end ? ranges.sink.end : request.sink_end;
-        request.window_begin = ranges.window.begin < request.window_begin ? ranges.window.begin : request.window_begin;
+        request.window_begin = begin < request.window_begin ? begin : request.window_begin;
         request.window_end = end > request.window_end ? end : request.window_end;
     }
 }
