@@ -221,21 +221,37 @@ def bytes_read(
     bench: StepBench, loaded: LoadedModel, contestant: Contestant, kv_dtype: torch.dtype
 ) -> dict[str, int]:
     """Fewest bytes that the draft phase and the verify of one step read."""
-    config, context = loaded.config, contestant.context
+    speculation = bench.speculation(contestant.arm)
+    return step_bytes(loaded, speculation, contestant.context, kv_dtype)
+
+
+def step_bytes(
+    loaded: LoadedModel,
+    speculation: MtpConfig | None,
+    context: int,
+    kv_dtype: torch.dtype,
+    batch: int = 1,
+) -> dict[str, int]:
+    """Fewest bytes that ``draft`` and ``verify`` of a step of ``batch`` requests, each ``context``
+    tokens long, read: weights once per forward, keys and values of every request."""
+    config = loaded.config
     caches = config.caches
-    verify = weight_bytes(loaded.target, config) + context * caches.kv_bytes_per_token(kv_dtype)
-    if contestant.arm == "dense":
+    keys = batch * context * caches.kv_bytes_per_token(kv_dtype)
+    verify = weight_bytes(loaded.target, config) + keys
+    if speculation is None:
         return {"draft": 0, "verify": verify}
-    visible = context if contestant.arm == "native" else min(context, bench.n_sink + bench.window)
+    visible = context
+    if speculation.window is not None:
+        visible = min(context, speculation.n_sink + speculation.window)
     if loaded.head is None:
         raise RuntimeError("an arm drafts without a head")
     lm_head = loaded.target.lm_head.weight
     forward = (
         weight_bytes(loaded.head, config)
         + lm_head.numel() * lm_head.element_size()
-        + visible * caches.draft.bytes_per_token(kv_dtype)
+        + batch * visible * caches.draft.bytes_per_token(kv_dtype)
     )
-    return {"draft": (bench.depth - 1) * forward, "verify": verify}
+    return {"draft": speculation.draft_len * forward, "verify": verify}
 
 
 def weight_bytes(module: nn.Module, config: ModelConfig) -> int:
