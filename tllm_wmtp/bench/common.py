@@ -22,11 +22,21 @@ def ratio_of_sums(
     above: Sequence[float], below: Sequence[float], seed: int = 0
 ) -> tuple[float, list[float]]:
     """``sum(above) / sum(below)`` of paired measurements, and its 95 % bootstrap interval."""
+    return sum(above) / sum(below), interval_of(ratio_draws(above, below, seed))
+
+
+def ratio_draws(above: Sequence[float], below: Sequence[float], seed: int = 0) -> list[float]:
+    """That ratio in :data:`RESAMPLES` resamples of the pairs, in the order drawn."""
     pairs = list(zip(above, below, strict=True))
 
     def ratio(chosen: Sequence[tuple[float, float]]) -> float:
         return sum(a for a, _ in chosen) / sum(b for _, b in chosen)
 
     chance = random.Random(seed)
-    drawn = sorted(ratio(chance.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    return ratio(pairs), [drawn[int(RESAMPLES * 0.025)], drawn[int(RESAMPLES * 0.975) - 1]]
+    return [ratio(chance.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES)]
+
+
+def interval_of(draws: Sequence[float]) -> list[float]:
+    """The 95 % interval of bootstrap draws: what is between their 2.5th and 97.5th percentile."""
+    ordered = sorted(draws)
+    return [ordered[int(len(ordered) * 0.025)], ordered[int(len(ordered) * 0.975) - 1]]
