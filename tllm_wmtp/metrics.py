@@ -109,7 +109,8 @@ class RequestMetrics:
 
     ``accepted_histogram`` has one entry per possible count of accepted drafts, 0 .. depth - 1; the
     last step counts in full even if a stop cuts its tokens off. ``draft_trials[j - 1]`` counts the
-    steps that drafted j tokens or more and accepted j - 1 or more.
+    steps that drafted j tokens or more and accepted j - 1 or more. ``extend_s`` is the part of each
+    ``draft_s`` in which the accepted rows were fed and the first draft chosen (``t_ctx + t_fwd``).
     """
 
     arm: str
@@ -119,6 +120,7 @@ class RequestMetrics:
     ttft_s: float | None = None
     prefill_s: float = 0.0
     draft_s: list[float] = field(default_factory=list)
+    extend_s: list[float] = field(default_factory=list)
     verify_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     #: Drafts that each step proposed, and how many of them it accepted.
@@ -147,8 +149,11 @@ class RequestMetrics:
         verify_s: float,
         step_s: float,
         drafted: int | None = None,
+        extend_s: float = 0.0,
     ) -> None:
         """One step that proposed ``drafted`` tokens, by default as many as the depth allows.
+
+        ``extend_s`` is 0 where nothing was drafted or nobody measured it.
 
         Raises:
             ValueError: more accepted than drafted, or more drafted than the depth allows.
@@ -165,6 +170,7 @@ class RequestMetrics:
         self.drafted.append(drafted)
         self.accepted.append(accepted_drafts)
         self.draft_s.append(draft_s)
+        self.extend_s.append(extend_s)
         self.verify_s.append(verify_s)
         self.step_s.append(step_s)
 
@@ -195,10 +201,11 @@ class RequestMetrics:
 class EngineMetrics:
     """Many requests together, as :func:`summarise` pools them.
 
-    ``accepted_histogram`` and ``draft_trials`` are sums over steps and requests; ``draft_s``,
-    ``verify_s``, ``step_s`` and ``prefill_s`` are seconds that requests waited, summed over
-    requests, so a step of four requests counts four times. ``tpot_s`` is the median step over the
-    pooled AL, ``ttft_s`` the median of the requests that made a token; both are None before that.
+    ``accepted_histogram`` and ``draft_trials`` are sums over steps and requests; ``draft_s``
+    (its part ``extend_s`` included), ``verify_s``, ``step_s`` and ``prefill_s`` are seconds that
+    requests waited, summed over requests, so a step of four requests counts four times. ``tpot_s``
+    is the median step over the pooled AL, ``ttft_s`` the median of the requests that made a token;
+    both are None before that.
     """
 
     requests: int
@@ -210,6 +217,7 @@ class EngineMetrics:
     draft_trials: list[int]
     prefill_s: float
     draft_s: float
+    extend_s: float
     verify_s: float
     step_s: float
     tpot_s: float | None
@@ -266,6 +274,7 @@ def summarise(metrics: Iterable[RequestMetrics]) -> EngineMetrics:
         draft_trials=_column_sums([m.draft_trials for m in members]),
         prefill_s=sum(m.prefill_s for m in members),
         draft_s=sum(sum(m.draft_s) for m in members),
+        extend_s=sum(sum(m.extend_s) for m in members),
         verify_s=sum(sum(m.verify_s) for m in members),
         step_s=sum(step_s),
         tpot_s=tpot_s,

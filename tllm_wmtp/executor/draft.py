@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -35,10 +36,49 @@ def ring_of(speculation: MtpConfig) -> RingSpec:
 @dataclass(frozen=True)
 class Drafts:
     """``tokens [B, N]`` (int64) that may follow each request's pending token: a chain, or the rows
-    1 .. N of a tree whose ``parents [B, 1 + N]`` are given (:mod:`tllm_wmtp.tree`)."""
+    1 .. N of a tree whose ``parents [B, 1 + N]`` are given (:mod:`tllm_wmtp.tree`).
+
+    ``extend_s`` asks, once all of the phase has run, how long it took to the first drafts: the
+    forward that feeds the accepted rows, and the choice. None where that was not measured.
+    """
 
     tokens: torch.Tensor
     parents: torch.Tensor | None = None
+    extend_s: Callable[[], float] | None = None
+
+
+class ExtendTimer:
+    """Seconds between :meth:`begin` and :meth:`end` on the device's own time line.
+
+    Nothing waits: on CUDA two events are recorded, which :meth:`seconds` reads after the
+    synchronisation that ends the draft phase anyway.
+    """
+
+    def __init__(self, device: torch.device):
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (
+                torch.cuda.Event(enable_timing=True),
+                torch.cuda.Event(enable_timing=True),
+            )
+        self._begin = self._end = 0.0
+
+    def begin(self) -> None:
+        if self._events is None:
+            self._begin = perf_counter()
+        else:
+            self._events[0].record()
+
+    def end(self) -> None:
+        if self._events is None:
+            self._end = perf_counter()
+        else:
+            self._events[1].record()
+
+    def seconds(self) -> float:
+        if self._events is None:
+            return self._end - self._begin
+        return self._events[0].elapsed_time(self._events[1]) * 1e-3
 
 
 class Proposer(Protocol):
@@ -289,6 +329,7 @@ class MtpProposer:
         self.bytes_per_token = kv.bytes_per_token(dtype)
         self.lane_bytes = self.spec.capacity * self.bytes_per_token
         self._one_row_each = torch.arange(lanes + 1, dtype=torch.int32, device=device)
+        self._extend_timer = ExtendTimer(device)
 
     def can_acquire(self) -> bool:
         return self.pool.can_acquire()
@@ -363,6 +404,7 @@ class MtpProposer:
                 if len(request.draft_tokens) > MOST_ROWS_WAITING:
                     self.settle(request)
             return Drafts(torch.empty(len(requests), 0, dtype=torch.int64, device=self.device))
+        self._extend_timer.begin()
         lanes = torch.tensor(
             [request.lane.index for request in requests if request.lane is not None],
             dtype=torch.int32,
@@ -392,6 +434,7 @@ class MtpProposer:
     ) -> Drafts:
         each = self._one_row_each[: len(lanes) + 1]
         draft = sampler.draft(self.head.logits(self.target, hidden))
+        self._extend_timer.end()
         drafts = [draft]
         for _ in range(draft_len - 1):
             self.attend.aim(each, each, positions, lanes)
@@ -399,7 +442,7 @@ class MtpProposer:
             draft = sampler.draft(self.head.logits(self.target, hidden))
             drafts.append(draft)
             positions = positions + 1
-        return Drafts(torch.stack(drafts, dim=1))
+        return Drafts(torch.stack(drafts, dim=1), None, self._extend_timer.seconds)
 
     def _tree(
         self,
@@ -421,6 +464,7 @@ class MtpProposer:
         tokens[:, shape.level(1)], scores = sampler.candidates(
             self.head.logits(self.target, hidden), width
         )
+        self._extend_timer.end()
         hidden = hidden.repeat_interleave(width, 0)
         for level in range(1, draft_len):
             rows = shape.level(level)
@@ -447,7 +491,7 @@ class MtpProposer:
             parents[:, following] = rows.start + chosen
             tokens[:, following] = ids.view(batch, -1).gather(1, best)
             hidden = hidden.view(batch, width, -1)[request, chosen].flatten(0, 1)
-        return Drafts(tokens[:, 1:], parents)
+        return Drafts(tokens[:, 1:], parents, self._extend_timer.seconds)
 
     def kv_bytes(self, request: Request) -> int:
         if request.lane is None:

@@ -431,7 +431,12 @@ class Engine:
     ) -> None:
         metrics = request.metrics
         metrics.record_step(
-            len(tokens) - 1, step.draft_s, step.verify_s, step.step_s, step.draft_len
+            len(tokens) - 1,
+            step.draft_s,
+            step.verify_s,
+            step.step_s,
+            step.draft_len,
+            step.extend_s,
         )
         metrics.draft_kv_bytes = self.proposer.kv_bytes(request)
         request.emit(tokens, logprobs)

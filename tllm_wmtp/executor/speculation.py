@@ -18,12 +18,17 @@ from tllm_wmtp.tree import children
 
 @dataclass(frozen=True)
 class Step:
-    """``verdict`` is what every request gained; ``draft_len`` the levels that were drafted."""
+    """``verdict`` is what every request gained; ``draft_len`` the levels that were drafted.
+
+    ``extend_s`` is the part of ``draft_s`` that feeds the accepted rows and chooses the first
+    drafts; 0 where nothing was drafted, or by a proposer that does not measure it.
+    """
 
     verdict: Verdict
     draft_len: int
     draft_s: float
     verify_s: float
+    extend_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -47,6 +52,7 @@ def speculative_step(
     sampler = StepSampler([request.sampling for request in requests])
     drafts = proposer.propose(requests, draft_len, sampler)
     drafted = _now(states)
+    extend_s = 0.0 if drafts.extend_s is None else drafts.extend_s()
 
     pending = torch.tensor([[request.pending] for request in requests], device=states.starts.device)
     rows = torch.cat((pending, drafts.tokens), dim=1)
@@ -58,7 +64,7 @@ def speculative_step(
         tokens = chosen[: len(request_hidden)]
         request.advance(tokens)
         proposer.keep(request, tokens, request_hidden)
-    return Step(verdict, draft_len, drafted - begin, _now(states) - drafted)
+    return Step(verdict, draft_len, drafted - begin, _now(states) - drafted, extend_s)
 
 
 def _accept(
