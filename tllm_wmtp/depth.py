@@ -39,10 +39,9 @@ FIRST_ALPHA, FIRST_TRIALS = 0.8, 4.0
 FIRST_PRIOR_TRIALS, PRIOR_TRIALS, FALL = 3.0, 1.0, 0.95
 #: Most of the time that probes may lose, and how much of it can be saved up or owed, in steps.
 PROBE_SHARE, PROBE_STEPS_SAVED = 0.01, 1.5
-#: Steps after which a probe may be made: of one draft while none is drafted, which nothing else
-#: would ever try again; of a neighbour of the best depth; of any depth. A step's times may have
-#: changed.
-PROBE_FIRST_AFTER, PROBE_NEAR_AFTER, PROBE_FAR_AFTER = 8, 32, 256
+#: Steps after which a probe may be made: of a neighbour of the best depth; of any depth. A step's
+#: times may have changed, or were learned while the machine was disturbed.
+PROBE_NEAR_AFTER, PROBE_FAR_AFTER = 8, 256
 
 
 class AcceptanceEstimate:
@@ -209,8 +208,6 @@ class DepthController:
 
     def _is_waiting(self, index: int, best: int) -> bool:
         limit = PROBE_NEAR_AFTER if abs(index - best) == 1 else PROBE_FAR_AFTER
-        if best == 0 and index == 1:
-            limit = PROBE_FIRST_AFTER
         return index != best and self._step - self._last_step_at[index] >= limit
 
     def _account(self, depth: int, accepted: Sequence[int], step_s: float) -> None:
