@@ -1,0 +1,168 @@
+"""The probe: every read of every draft of every prompt, and the JSON object that sums them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tllm_wmtp import machine
+from tllm_wmtp.bench.common import config_hash
+from tllm_wmtp.bench.probe.measures import AttentionRecord
+from tllm_wmtp.bench.probe.prompts import ProbePrompt, make_prompts
+from tllm_wmtp.bench.probe.reader import compare
+from tllm_wmtp.bench.probe.reads import TAIL, WINDOW, MeanRead, Read, ShuffledRead, WindowedRead
+from tllm_wmtp.bench.probe.samples import Samples
+from tllm_wmtp.bench.probe.summary import summarise
+from tllm_wmtp.bench.probe.trajectory import engine_config, record
+from tllm_wmtp.checkpoint.loader import LoadedModel, load_model, read_config
+from tllm_wmtp.config import MtpConfig
+from tllm_wmtp.demo import model_name
+from tllm_wmtp.errors import ConfigError
+from tllm_wmtp.models.spec import ModelConfig
+
+Progress = Callable[[str, int, int], None]
+
+#: Reads that change values at the operating window, and the band whose values they change.
+CHANGES = {
+    "tail_values_shuffled": (ShuffledRead, TAIL),
+    "tail_values_mean": (MeanRead, TAIL),
+    "window_values_shuffled": (ShuffledRead, WINDOW),
+    "window_values_mean": (MeanRead, WINDOW),
+}
+
+
+@dataclass(frozen=True)
+class ProbeBench:
+    """What to probe: ``prompts`` of each of ``inputs``, ``context`` tokens each, at ``positions``
+    output tokens, in steps of ``depth - 1`` drafts.
+
+    Args:
+        windows: of the curve; the operating ``window`` is always one of them.
+        text: one more input, "file": its first ``context`` tokens.
+    """
+
+    model: Path
+    context: int = 16384
+    windows: tuple[int, ...] = (256, 512, 1024, 2048, 4032)
+    window: int = 4032
+    n_sink: int = 64
+    depth: int = 7
+    inputs: tuple[str, ...] = ("logs", "sentences")
+    prompts: int = 2
+    positions: int = 64
+    seed: int = 0
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        for window in self.every_window:
+            MtpConfig(self.depth, window, self.n_sink)
+        if self.positions < 2:
+            raise ConfigError(
+                f"positions {self.positions}",
+                "an interval needs two positions or more",
+                "raise --positions",
+            )
+        if not self.inputs and self.text is None:
+            raise ConfigError("no input", "a probe needs a prompt", "name one with --inputs")
+
+    @property
+    def every_window(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.windows, self.window}))
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses what the model cannot hold.
+
+        Raises:
+            ConfigError: naming the value.
+        """
+        positions = config.max_position_embeddings
+        limits = engine_config(self.context, self.positions + self.depth).resolved(positions)
+        for window in self.every_window:
+            MtpConfig(self.depth, window, self.n_sink).resolved(
+                limits.max_seq_len or positions, positions
+            )
+
+
+def run_probe(bench: ProbeBench, on_progress: Progress | None = None) -> dict[str, Any]:
+    """``{"rows": one per prompt, "summary": all of them pooled, "curve": one per window, ...}``.
+
+    Args:
+        on_progress: called with a label, the units done and all of them.
+
+    Raises:
+        WmtpError: the model has no head, or a prompt cannot be made or does not fit.
+    """
+    bench.check(read_config(bench.model))
+    loaded = load_model(bench.model, torch.float32, "cpu", with_head=True)
+    windows = {window: f"window {window}" for window in bench.every_window}
+    sum_up = partial(summarise, windows=windows, window=bench.window, changes=tuple(CHANGES))
+    prompts = make_prompts(
+        loaded.tokenizer, bench.inputs, bench.context, bench.prompts, bench.seed, bench.text
+    )
+    rows, every = [], []
+    for prompt in prompts:
+        samples = probe_prompt(bench, loaded, prompt, on_progress)
+        every.append(samples)
+        rows.append({**prompt.about, "positions": bench.positions, **sum_up(samples)})
+    summary = sum_up(Samples.pool(every))
+    return {
+        "benchmark": "probe",
+        "config_hash": config_hash(bench),
+        **machine.describe(),
+        "model": model_name(bench.model),
+        "context": bench.context,
+        "window": bench.window,
+        "n_sink": bench.n_sink,
+        "depth": bench.depth,
+        "positions": bench.positions,
+        "dtype": "float32",
+        "seed": bench.seed,
+        "rows": rows,
+        "summary": summary,
+        "curve": summary.pop("curve"),
+    }
+
+
+def probe_prompt(
+    bench: ProbeBench,
+    loaded: LoadedModel,
+    prompt: ProbePrompt,
+    on_progress: Progress | None = None,
+) -> Samples:
+    """Every draft of one prompt, under every read."""
+    label = f"{prompt.input} {prompt.index}"
+    tell = on_progress or (lambda label, done, total: None)
+    trajectory = record(
+        loaded,
+        prompt.ids,
+        bench.positions,
+        lambda done: tell(f"{label} prefill", done, len(prompt.ids)),
+    )
+    reads = reads_of(bench, bench.seed + prompt.index)
+    return compare(
+        loaded,
+        trajectory,
+        reads,
+        AttentionRecord(bench.window, bench.n_sink),
+        bench.depth - 1,
+        lambda done, of: tell(f"{label} reads", done, of),
+    )
+
+
+def reads_of(bench: ProbeBench, seed: int) -> dict[str, Read]:
+    """Everything that is compared with the native read, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    reads: dict[str, Read] = {
+        f"window {window}": WindowedRead(window, bench.n_sink) for window in bench.every_window
+    }
+    for name, (kind, band) in CHANGES.items():
+        if kind is ShuffledRead:
+            reads[name] = ShuffledRead(band, bench.window, bench.n_sink, generator)
+        else:
+            reads[name] = MeanRead(band, bench.window, bench.n_sink)
+    return reads
