@@ -25,7 +25,7 @@ from tllm_wmtp import machine
 from tllm_wmtp.bench.common import config_hash, ratio_of_sums
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
-from tllm_wmtp.demo import language
+from tllm_wmtp.demo import language, model_name
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Phase, Request
@@ -232,7 +232,7 @@ def report(bench: DepthBench, answers: dict[str, list[Answer]]) -> dict[str, Any
     return {
         "benchmark": "depth",
         "config_hash": config_hash(bench),
-        "model": bench.model.name,
+        "model": model_name(bench.model),
         "context": bench.context,
         "window": bench.window,
         "n_sink": bench.n_sink,

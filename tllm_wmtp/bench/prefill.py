@@ -22,6 +22,7 @@ from tllm_wmtp.bench.depth import make_prompt
 from tllm_wmtp.bench.step import Spread
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
+from tllm_wmtp.demo import model_name
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Phase
@@ -144,7 +145,7 @@ def row(
     return {
         "arm": arm,
         "pruned": pruned,
-        "model": bench.model.name,
+        "model": model_name(bench.model),
         "context": context,
         "prompt_tokens": longest.prompt_tokens,
         "depth": bench.depth,

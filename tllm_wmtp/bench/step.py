@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from tllm_wmtp import machine
 from tllm_wmtp.bench.common import config_hash
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
+from tllm_wmtp.demo import model_name
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Request
 from tllm_wmtp.models.layers.moe import RoutedExperts
@@ -98,15 +99,26 @@ class Spread:
         return [self.low, self.high]
 
 
+class Bench(Protocol):
+    """What a contestant is told: its engine, and how many tokens its steps may emit."""
+
+    @property
+    def output(self) -> int: ...
+
+    def engine_config(self, arm: str, context: int) -> EngineConfig: ...
+
+
 class Contestant:
     """One arm's engine with one synthetic request at ``context`` tokens."""
 
-    def __init__(self, arm: str, bench: StepBench, loaded: LoadedModel, context: int):
+    def __init__(self, arm: str, bench: Bench, loaded: LoadedModel, context: int):
         self.arm, self.context = arm, context
         self.engine = Engine(loaded, bench.engine_config(arm, context))
         self.request: Request = self.engine.admit_synthetic(context, max_tokens=bench.output)
 
-    def step(self) -> None:
+    def step(self, depth: int | None = None) -> None:
+        """One step of the bench's depth, or of a smaller one."""
+        self.engine.depth_override = depth
         self.engine.step()
         if self.request.error is not None:
             raise self.request.error
@@ -180,7 +192,7 @@ def row(
     floor_ms = {part: count / bandwidth * 1e3 for part, count in read.items()}
     return {
         "arm": contestant.arm,
-        "model": bench.model.name,
+        "model": model_name(bench.model),
         "context": contestant.context,
         "depth": bench.depth,
         "window": bench.window,

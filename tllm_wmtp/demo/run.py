@@ -19,7 +19,7 @@ import tllm_wmtp.ops as ops
 from tllm_wmtp import machine
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
-from tllm_wmtp.demo import language
+from tllm_wmtp.demo import language, model_name
 from tllm_wmtp.errors import RequestError
 from tllm_wmtp.executor.engine import Engine
 from tllm_wmtp.executor.request import Phase, Request
@@ -227,7 +227,7 @@ def summarise(
         "window": plan.window,
         "n_sink": plan.n_sink,
         "max_tokens": plan.max_tokens,
-        "model": plan.model.name,
+        "model": model_name(plan.model),
         "dtype": "float32",
         "kv_dtype": "float32",
         "batch": 1,
