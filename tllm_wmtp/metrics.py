@@ -17,6 +17,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tllm_wmtp.step_totals import StepTotals, pooled_median_step
+
 Z_95 = 1.959963984540054
 
 
@@ -127,6 +129,8 @@ class RequestMetrics:
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     draft_trials: list[int] = field(default_factory=list)
+    #: The lists above, added up; :func:`summarise` reads only this.
+    totals: StepTotals = field(default_factory=StepTotals, repr=False)
     #: Rows whose last target layer computed queries, output and feed-forward.
     prefill_last_layer_rows: int = 0
     #: Rows that the draft's prefill stored in its ring.
@@ -173,6 +177,7 @@ class RequestMetrics:
         self.extend_s.append(extend_s)
         self.verify_s.append(verify_s)
         self.step_s.append(step_s)
+        self.totals.add(drafted, draft_s, extend_s, verify_s, step_s)
 
     @property
     def steps(self) -> int:
@@ -252,31 +257,30 @@ class EngineUsage:
 def summarise(metrics: Iterable[RequestMetrics]) -> EngineMetrics:
     """Pools requests, which may have been run at different depths.
 
-    Every step keeps its seconds for the median; who serves for long passes the latest requests.
+    Works on each request's totals, so that a server's engine can do it between two steps however
+    many steps they took.
     """
     members = list(metrics)
+    totals = [m.totals for m in members]
+    steps = sum(t.steps for t in totals)
     histogram = _column_sums([m.accepted_histogram for m in members]) or [0]
-    step_s = [second for m in members for second in m.step_s]
-    drafted = [count for m in members for count in m.drafted]
     first = [m.ttft_s for m in members if m.ttft_s is not None]
     tpot_s = None
-    if step_s:
-        tpot_s = time_per_output_token(
-            [median_step(step_s, drafted)], [acceptance_length(histogram)]
-        )
+    if steps:
+        tpot_s = time_per_output_token([pooled_median_step(totals)], [acceptance_length(histogram)])
     return EngineMetrics(
         requests=len(members),
         prompt_tokens=sum(m.prompt_tokens for m in members),
         output_tokens=sum(m.output_tokens for m in members),
-        steps=len(step_s),
-        drafted_tokens=sum(drafted),
+        steps=steps,
+        drafted_tokens=sum(t.drafted for t in totals),
         accepted_histogram=histogram,
         draft_trials=_column_sums([m.draft_trials for m in members]),
         prefill_s=sum(m.prefill_s for m in members),
-        draft_s=sum(sum(m.draft_s) for m in members),
-        extend_s=sum(sum(m.extend_s) for m in members),
-        verify_s=sum(sum(m.verify_s) for m in members),
-        step_s=sum(step_s),
+        draft_s=sum(t.draft_s for t in totals),
+        extend_s=sum(t.extend_s for t in totals),
+        verify_s=sum(t.verify_s for t in totals),
+        step_s=sum(t.step_s for t in totals),
         tpot_s=tpot_s,
         ttft_s=statistics.median(first) if first else None,
         preemptions=sum(m.preemptions for m in members),

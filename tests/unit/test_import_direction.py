@@ -12,7 +12,7 @@ import tllm_wmtp
 ROOT = Path(tllm_wmtp.__file__).parent
 LAYERS = (
     {"errors", "config", "sampling", "_core"},
-    {"ring", "tree", "memory", "metrics", "latency", "depth", "outputs"},
+    {"ring", "tree", "memory", "metrics", "step_totals", "latency", "depth", "outputs"},
     {"ops", "models", "checkpoint", "machine"},
     {"executor"},
     {"llm"},
