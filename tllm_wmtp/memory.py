@@ -21,8 +21,9 @@ class LayerKv:
     kv_heads: int
     head_dim: int
 
-    def bytes_per_token(self, element_bytes: float, tp: int = 1) -> float:
-        """Bytes of one token on one of ``tp`` ranks.
+    def heads_per_rank(self, tp: int) -> int:
+        """Key-value heads that one of ``tp`` ranks holds: its share, or a copy of one where there
+        are more ranks than heads.
 
         Raises:
             ConfigError: ``tp`` neither divides the heads nor is a multiple of them.
@@ -33,7 +34,15 @@ class LayerKv:
                 "one number must divide the other",
                 "use a power of two",
             )
-        return self.layers * 2 * max(1, self.kv_heads // tp) * self.head_dim * element_bytes
+        return max(1, self.kv_heads // tp)
+
+    def bytes_per_token(self, element_bytes: float, tp: int = 1) -> float:
+        """Bytes of one token on one of ``tp`` ranks; errors as :meth:`heads_per_rank`."""
+        return self.layers * 2 * self.heads_per_rank(tp) * self.head_dim * element_bytes
+
+    def ring_bytes(self, slots: int, element_bytes: float, tp: int = 1) -> float:
+        """Bytes of one lane of ``slots`` on one of ``tp`` ranks, whatever the context."""
+        return slots * self.bytes_per_token(element_bytes, tp)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class MemoryPlan:
         kv_bytes_per_token, draft_bytes_per_token: of one token, in the target and in the draft.
         draft_share: of all keys and values if the draft keeps the whole context, as the native arm
             does: ``1 / (F + 1)`` for F target layers of the draft layer's shape.
+        kv_heads_per_rank: of a target layer and of the draft.
         ring_slots, ring_bytes: of one request's ring.
         native_draft_bytes: of one request's draft keys and values at this context, natively.
         reclaimed_bytes: what a ring saves of them, per request.
@@ -71,6 +81,7 @@ class MemoryPlan:
     kv_bytes_per_token: float
     draft_bytes_per_token: float
     draft_share: float
+    kv_heads_per_rank: dict[str, int]
     ring_slots: int
     ring_bytes: float
     native_draft_bytes: float
@@ -107,7 +118,8 @@ def plan(
     kv = footprint.target.bytes_per_token(element_bytes, tp)
     draft = footprint.draft.bytes_per_token(element_bytes, tp)
     recurrent, weights = footprint.recurrent_bytes / tp, footprint.weight_bytes / tp
-    native, ring = context * draft, ring_slots * draft
+    native = context * draft
+    ring = footprint.draft.ring_bytes(ring_slots, element_bytes, tp)
     target = context * kv + recurrent
     request = {"dense": target, "native": target + native, "windowed": target + ring}
     return MemoryPlan(
@@ -116,6 +128,10 @@ def plan(
         kv_bytes_per_token=kv,
         draft_bytes_per_token=draft,
         draft_share=draft / (kv + draft),
+        kv_heads_per_rank={
+            "target": footprint.target.heads_per_rank(tp),
+            "draft": footprint.draft.heads_per_rank(tp),
+        },
         ring_slots=ring_slots,
         ring_bytes=ring,
         native_draft_bytes=native,

@@ -10,6 +10,7 @@ import pytest
 from published_models import MODELS
 
 from tllm_wmtp.cli import main
+from tllm_wmtp.cli.plan import memory_size
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.memory import Footprint, LayerKv, plan
 
@@ -65,12 +66,85 @@ def test_a_ring_lets_one_more_request_in(
     assert batch["native"] == int((180e9 * 0.9 - result["weight_bytes"]) // native)
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_a_ring_is_split_over_ranks_by_head_and_copied_where_ranks_are_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tp: int
+) -> None:
+    """By hand: 4,103 slots of a key and a value, 2 heads of 256, 2 bytes: 2,048 bytes a slot."""
+    result = planned("q35", capsys, tmp_path, "--tp", str(tp))
+    mine = {1: 2, 2: 1, 4: 1, 8: 1}[tp]
+    assert result["kv_heads_per_rank"] == {"target": mine, "draft": mine}
+    assert result["ring_bytes_per_rank"] == result["ring_bytes"] == 4103 * 1024 * mine
+    assert result["request_bytes"]["windowed"] - result["request_bytes"]["dense"] == (
+        4103 * 1024 * mine
+    )
+
+
+def test_copies_of_heads_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["nem"]))
+    assert main(["plan", str(tmp_path), "--context", "1m", "--tp", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "2.1 MB per request and rank" in text  # 4,103 slots x 2 x 128 x 2 bytes
+    assert "draft 1 of 2, each on 2 ranks" in text
+
+
+def test_a_plan_is_named_by_all_that_it_depends_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, out = tmp_path / "q35", tmp_path / "out"
+    model.mkdir()
+    plain = planned("q35", capsys, model)
+    assert plain["benchmark"] == "plan"
+    assert plain["model"] == "q35"
+    others = [
+        planned("q35", capsys, model, *options)
+        for options in (
+            ["--tp", "2"],
+            ["--kv-dtype", "fp8"],
+            ["--window", "2048"],
+            ["--weights", "nvfp4"],
+            ["--gpu-memory", "180g"],
+        )
+    ]
+    hashes = {one["config_hash"] for one in [plain, *others]}
+    assert len(hashes) == 6
+    again = planned("q35", capsys, model, "--out", str(out))
+    assert [file.name for file in out.iterdir()] == [f"plan-{plain['config_hash']}.json"]
+    assert json.loads(next(out.iterdir()).read_text()) == again == plain
+
+
+def test_the_text_model_of_a_multimodal_config_is_planned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nested = {"model_type": "qwen3_5_moe", "text_config": MODELS["q35"]}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert main(["plan", str(tmp_path / "config.json"), "--context", "1m", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert round(100 * result["draft_share"], 1) == 9.1
+    assert result["model"] == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80g", 80e9),
+        ("80gb", 80e9),
+        ("80 GiB", 80 * 2**30),
+        ("512m", 512e6),
+        ("1.5gib", 1.5 * 2**30),
+    ],
+)
+def test_sizes_are_decimal_unless_they_say_binary(text: str, size: float) -> None:
+    assert memory_size(text) == size
+
+
 def test_ranks_share_heads_and_repeat_them_when_there_are_more_ranks() -> None:
     layer = LayerKv(layers=10, kv_heads=2, head_dim=256)
     per_token = {tp: layer.bytes_per_token(2.0, tp) for tp in (1, 2, 4, 8)}
     assert per_token == {1: 20480, 2: 10240, 4: 10240, 8: 10240}
     with pytest.raises(ConfigError, match="tensor parallelism 3 over 2"):
         layer.bytes_per_token(2.0, 3)
+    assert layer.ring_bytes(100, 2.0, 8) == 100 * 10240
 
 
 def test_weights_and_states_are_split_over_ranks_and_weights_must_fit() -> None:

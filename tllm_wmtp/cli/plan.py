@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from tllm_wmtp.bench.common import config_hash
 from tllm_wmtp.cli import arguments
+from tllm_wmtp.cli.bench import output
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.memory import ARMS, Footprint, LayerKv, MemoryPlan, plan
 
@@ -67,15 +69,31 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="of linear layers; auto: by quantization_config; embeddings and lm_head stay 16 bit",
     )
     arguments.add_speculation(parser)
-    arguments.add_json(parser)
+    output.add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     content = read_json(args.model)
     result = describe(content, args)
+    output.write(args.out, f"plan-{result['config_hash']}.json", result)
     print(json.dumps(result) if args.json else table(result))
     return 0
+
+
+@dataclass(frozen=True)
+class Premises:
+    """All that a plan depends on; its hash names the plan."""
+
+    footprint: Footprint
+    context: int
+    depth: int
+    window: int
+    n_sink: int
+    kv_dtype: str
+    tp: int
+    gpu_memory: float | None
+    utilization: float
 
 
 def read_json(model: str) -> dict[str, Any]:
@@ -93,6 +111,12 @@ def read_json(model: str) -> dict[str, Any]:
             f"{file} holds a {type(content).__name__}", "it must hold a JSON object", "check it"
         )
     return content
+
+
+def model_name(model: str) -> str:
+    """The directory's name, also where its config.json was named."""
+    path = arguments.model_directory(model)
+    return (path if path.is_dir() else path.parent).resolve().name
 
 
 def describe(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -125,17 +149,29 @@ def describe(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any
     bits = linear_bits(content, args.weights)
     inner = sum(every.values()) - sum(ends.values())
     weight_bytes = (inner * bits + sum(ends.values()) * UNQUANTIZED_BITS) / 8
-    made = plan(
-        Footprint(
-            target=LayerKv(
-                len(caches.attention_layers),
-                caches.attention.num_kv_heads,
-                caches.attention.head_dim,
-            ),
-            draft=LayerKv(1, caches.draft.num_kv_heads, caches.draft.head_dim),
-            recurrent_bytes=recurrent_bytes(caches),
-            weight_bytes=weight_bytes,
+    footprint = Footprint(
+        target=LayerKv(
+            len(caches.attention_layers),
+            caches.attention.num_kv_heads,
+            caches.attention.head_dim,
         ),
+        draft=LayerKv(1, caches.draft.num_kv_heads, caches.draft.head_dim),
+        recurrent_bytes=recurrent_bytes(caches),
+        weight_bytes=weight_bytes,
+    )
+    premises = Premises(
+        footprint,
+        context,
+        args.depth,
+        args.window,
+        args.sink,
+        args.kv_dtype,
+        args.tp,
+        args.gpu_memory,
+        args.utilization,
+    )
+    made = plan(
+        footprint,
         context,
         ring_of(speculation).capacity,
         KV_BYTES[args.kv_dtype],
@@ -143,8 +179,12 @@ def describe(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any
         None if args.gpu_memory is None else args.gpu_memory * args.utilization,
     )
     return {
+        "benchmark": "plan",
+        "config_hash": config_hash(premises),
+        "model": model_name(args.model),
         "family": content["model_type"],
         "full_attention_layers": len(caches.attention_layers),
+        "kv_heads": {"target": footprint.target.kv_heads, "draft": footprint.draft.kv_heads},
         "kv_dtype": args.kv_dtype,
         "depth": args.depth,
         "window": args.window,
@@ -153,6 +193,7 @@ def describe(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any
         "utilization": args.utilization,
         "parameters": sum(every.values()),
         "weight_bits": bits,
+        "ring_bytes_per_rank": made.ring_bytes,
         **asdict(made),
     }
 
@@ -180,6 +221,16 @@ def linear_bits(content: dict[str, Any], weights: str) -> float:
     return next((bits for name, bits in WEIGHT_BITS.items() if name in stated), UNQUANTIZED_BITS)
 
 
+def heads(result: dict[str, Any]) -> str:
+    """How a layer's key-value heads fall on the ranks, in words."""
+    parts = []
+    for name, mine in result["kv_heads_per_rank"].items():
+        copies = mine * result["tp"] // result["kv_heads"][name]
+        kept = f", each on {copies} ranks" if copies > 1 else ""
+        parts.append(f"{name} {mine} of {result['kv_heads'][name]}{kept}")
+    return "; ".join(parts)
+
+
 def table(result: dict[str, Any]) -> str:
     """The plan as aligned lines of text."""
     plan_of = {name: result[name] for name in MemoryPlan.__dataclass_fields__}
@@ -195,7 +246,8 @@ def table(result: dict[str, Any]) -> str:
         ("draft share", f"{result['draft_share']:.1%} of all KV, natively"),
         (
             "ring",
-            f"{result['ring_slots']:,} slots, {result['ring_bytes'] / 1e6:,.1f} MB per request "
+            f"{result['ring_slots']:,} slots, {result['ring_bytes'] / 1e6:,.1f} MB per request"
+            f"{' and rank' if result['tp'] > 1 else ''} "
             f"(sink {result['n_sink']} + window {result['window']} + depth {result['depth']})",
         ),
         (
@@ -214,6 +266,7 @@ def table(result: dict[str, Any]) -> str:
     if batch is not None:
         rows.append(("largest batch", ", ".join(f"{arm} {batch[arm]}" for arm in ARMS)))
     if result["tp"] > 1:
+        rows.append(("KV heads per rank", heads(result)))
         rows.append(("", "bytes are those of one rank"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
