@@ -64,8 +64,9 @@ class StepBench:
         """Every token that the steps may emit, and one more step."""
         return (self.repeats + WARM_UP_STEPS + 1) * self.depth
 
-    def engine_config(self, arm: str, context: int) -> EngineConfig:
-        longest = context + self.output
+    def engine_config(self, arm: str, context: int, output: int | None = None) -> EngineConfig:
+        """An engine for one request of ``context`` tokens that makes ``output`` more."""
+        longest = context + (self.output if output is None else output)
         return EngineConfig(
             speculation=self.speculation(arm),
             kv_cache=KvCacheConfig(max_tokens=longest + self.depth + 64, dtype=self.kv_dtype),

@@ -133,6 +133,9 @@ class Engine:
         self._latest: deque[RequestMetrics] = deque(maxlen=METRICS_OF_REQUESTS)
         #: The last speculative step, for measurements.
         self.last_step: Step | None = None
+        #: The depth of the next steps, 1 to the proposer's, for measurements; None leaves it to
+        #: the configuration.
+        self.depth_override: int | None = None
 
     @property
     def max_seq_len(self) -> int:
@@ -454,6 +457,8 @@ class Engine:
 
     def _draft_len(self, requests: list[Request]) -> int:
         """Levels of drafts in the next step of ``requests``."""
+        if self.depth_override is not None:
+            return self.depth_override - 1
         if self.depths is None:
             return self.proposer.depth - 1
         estimates = [r.acceptance for r in requests if r.acceptance is not None]
