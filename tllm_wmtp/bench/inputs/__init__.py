@@ -1,0 +1,126 @@
+"""Seeded long-context inputs of an exact number of tokens, and readers for published ones.
+
+:func:`prompts` is the one entry; :func:`score` rates an output. The same arguments give the same
+bytes on every platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tllm_wmtp.bench.inputs.chance import Chance
+from tllm_wmtp.bench.inputs.demo_kinds import DEMO_KINDS, demo_prompt
+from tllm_wmtp.bench.inputs.fit import check_tokenizer, fit
+from tllm_wmtp.bench.inputs.generated import draft
+from tllm_wmtp.bench.inputs.lexicon import LEXICONS
+from tllm_wmtp.bench.inputs.options import (
+    DIFFICULTIES,
+    GENERATED,
+    Task,
+    check_choice,
+    check_whole,
+    resolve,
+)
+from tllm_wmtp.bench.inputs.prompt import Prompt
+from tllm_wmtp.bench.inputs.published import PUBLISHED, published_prompts
+from tllm_wmtp.bench.inputs.scoring import score
+from tllm_wmtp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Every task: generated, in the demonstration language, published.
+TASKS: dict[str, Task] = {**GENERATED, **DEMO_KINDS, **PUBLISHED}
+
+__all__ = [
+    "DIFFICULTIES",
+    "LEXICONS",
+    "TASKS",
+    "Prompt",
+    "Task",
+    "make_prompt",
+    "prompts",
+    "score",
+]
+
+
+def prompts(
+    task: str,
+    tokenizer: Tokenizer,
+    tokens: int,
+    count: int,
+    seed: int,
+    lexicon: str = "english",
+    difficulty: str = "medium",
+    path: str | Path | None = None,
+    **options: Any,
+) -> list[Prompt]:
+    """``count`` different prompts, the same for the same arguments.
+
+    Args:
+        task: a name of :data:`TASKS`.
+        tokenizer: of the model that is to read them.
+        tokens: ids of each prompt, exactly; of published items, at most.
+        lexicon, difficulty: of the generated tasks; others ignore them.
+        path: file or folder of a published task.
+        options: of the task (``TASKS[task].options``); the difficulty gives the rest.
+
+    Raises:
+        ConfigError: an unknown task, option or value, too few tokens for the records, a broken
+            file, or a tokenizer that cuts or pads.
+    """
+    check_whole("count", count, 1)
+    if check_choice("task", task, tuple(TASKS)) in PUBLISHED:
+        _check_numbers(tokens, seed)
+        check_tokenizer(tokenizer)
+        return published_prompts(task, tokenizer, tokens, count, seed, path, options)
+    if path is not None:
+        raise ConfigError(
+            f"path {str(path)!r} of task {task}",
+            f"only {' and '.join(PUBLISHED)} are read from a file",
+            "remove the path",
+        )
+    return [
+        make_prompt(task, tokenizer, tokens, seed, index, lexicon, difficulty, **options)
+        for index in range(count)
+    ]
+
+
+def make_prompt(
+    task: str,
+    tokenizer: Tokenizer,
+    tokens: int,
+    seed: int,
+    index: int = 0,
+    lexicon: str = "english",
+    difficulty: str = "medium",
+    **options: Any,
+) -> Prompt:
+    """The ``index``-th of the prompts that :func:`prompts` makes of a task that is generated."""
+    check_choice("task", task, (*GENERATED, *DEMO_KINDS))
+    _check_numbers(tokens, seed)
+    check_whole("index", index, 0)
+    check_tokenizer(tokenizer)
+    if task in DEMO_KINDS:
+        return demo_prompt(task, tokenizer, tokens, seed, index, options)
+    spoken = LEXICONS[check_choice("lexicon", lexicon, tuple(LEXICONS))]
+    resolved = resolve(task, difficulty, spoken, tokens, options)
+    chance = Chance("inputs", task, lexicon, tokens, seed, index, _listed(resolved))
+    made = draft(task, spoken, {**GENERATED[task].fixed, **resolved}, tokens, chance)
+    fitted = fit(made.layout, tokenizer, tokens)
+    resolved = {"lexicon": lexicon, "difficulty": difficulty, **resolved}
+    return Prompt(
+        task, fitted.ids, fitted.text, made.answers_in(fitted.text), resolved, "all", seed, index,
+        needles=fitted.positions,
+    )  # fmt: skip
+
+
+def _check_numbers(tokens: object, seed: object) -> None:
+    check_whole("tokens", tokens, 1)
+    check_whole("seed", seed, 0)
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={options[name]}" for name in sorted(options))

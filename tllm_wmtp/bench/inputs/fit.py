@@ -1,0 +1,250 @@
+"""Prompts of an exact number of tokens, for any tokenizer of the ``tokenizers`` library.
+
+A prompt is a head, filler lines with records between them, and a question. Filler lines are counted
+one by one; the last few tokens are a cut line of filler, before the first whole one, whose words
+are chosen so that the count comes out. The text is then encoded as a whole; where that differs from
+the sum of the lines (tokenizers that look across line breaks), the sum's goal is moved by the
+difference and the text made anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tllm_wmtp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Room for the cut line; a shorter one might not exist in some vocabulary.
+CUT_LINE_TOKENS = 12
+LINES_AT_ONCE = 2000
+MOST_TRIES = 12
+#: Characters around the cut line that can change how it is encoded.
+CONTEXT_CHARACTERS = 200
+#: Tokens around the expected place in which a record is looked for.
+SEARCH_TOKENS = 256
+GLUE = tuple("abcdefghijklmnopqrstuvwxyz")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a prompt is made of; every line ends with a line break.
+
+    Attributes:
+        task: named in errors.
+        head: text before the first filler line.
+        records: lines to place between filler lines, with the share of the filler before each
+            (0 to 1), ascending.
+        filler: lines without end.
+        tail: the question.
+        words: for the cut line.
+    """
+
+    task: str
+    head: str
+    records: Sequence[tuple[str, float]]
+    filler: Iterator[str]
+    tail: str
+    words: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A text and what the tokenizer makes of it; ``positions`` are those of the records."""
+
+    text: str
+    ids: list[int]
+    positions: tuple[int, ...]
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuses a tokenizer that would cut or lengthen a prompt.
+
+    Raises:
+        ConfigError: not a ``tokenizers.Tokenizer``, or it truncates or pads.
+    """
+    if not hasattr(tokenizer, "encode_batch_fast"):
+        raise ConfigError(
+            f"a {type(tokenizer).__name__} as tokenizer",
+            "it must be a tokenizers.Tokenizer (of version 0.20 or later)",
+            "load tokenizer.json with tokenizers.Tokenizer.from_file",
+        )
+    for what, setting in (("truncation", tokenizer.truncation), ("padding", tokenizer.padding)):
+        if setting is not None:
+            raise ConfigError(
+                f"a tokenizer with {what}",
+                "the ids must be those of the whole text and no others",
+                f"call tokenizer.no_{what}()",
+            )
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids that ``tokenizer.encode(text).ids`` gives, without computing their offsets."""
+    return list(tokenizer.encode_batch_fast([text])[0].ids)
+
+
+def fit(layout: Layout, tokenizer: Tokenizer, tokens: int) -> Fitted:
+    """The layout with as much filler as makes exactly ``tokens`` ids.
+
+    Raises:
+        ConfigError: too few tokens for what the layout must hold, or no text was found that this
+            tokenizer encodes to that number.
+    """
+    return _Fit(layout, tokenizer, tokens).run()
+
+
+class _Fit:
+    def __init__(self, layout: Layout, tokenizer: Tokenizer, tokens: int) -> None:
+        self.layout, self.tokenizer, self.tokens = layout, tokenizer, tokens
+        records = "".join(line for line, _ in layout.records)
+        self.fixed = len(encode(tokenizer, layout.head + records + layout.tail))
+        needed = self.fixed + CUT_LINE_TOKENS
+        if tokens < needed:
+            raise ConfigError(
+                f"{tokens} tokens",
+                f"task {layout.task} with its {len(layout.records)} records and its question "
+                f"needs {needed} or more with this tokenizer",
+                "raise the tokens, or ask for fewer records",
+            )
+        self.lines: list[str] = []
+        #: ``ends[n]``: tokens of the first n filler lines.
+        self.ends = [0]
+        self._count_of: dict[str, int] = {}
+        self._across: int | None = None
+
+    def run(self) -> Fitted:
+        goal = self.tokens
+        for attempt in range(MOST_TRIES):
+            # A goal below the least that fits is met by the least; the next one is corrected.
+            room = max(goal - self.fixed, CUT_LINE_TOKENS)
+            self._extend(room)
+            n_lines = bisect_left(self.ends, room - CUT_LINE_TOKENS + 1) - 1
+            body, places = self._body(n_lines)
+            # Another line at each attempt, so that none is the same as an earlier one.
+            line = self.lines[(n_lines + attempt) % len(self.lines)]
+            cut = self._cut_line(room - self.ends[n_lines], line, body[0])
+            if cut is None:
+                continue
+            text = "".join((self.layout.head, cut, *body))
+            ids = encode(self.tokenizer, text)
+            if len(ids) == self.tokens:
+                return Fitted(text, ids, self._positions(ids, places, room, n_lines))
+            goal += self.tokens - len(ids)
+        raise ConfigError(
+            f"{self.tokens} tokens of task {self.layout.task}",
+            f"no text of exactly that length was found in {MOST_TRIES} tries with this tokenizer",
+            "use another number of tokens or another seed",
+        )
+
+    def _extend(self, room: int) -> None:
+        """Filler lines until they exceed ``room`` tokens."""
+        while self.ends[-1] <= room:
+            batch = list(islice(self.layout.filler, LINES_AT_ONCE))
+            for line, count in zip(batch, self._counts(batch), strict=True):
+                self.lines.append(line)
+                self.ends.append(self.ends[-1] + count)
+
+    def _counts(self, lines: Sequence[str]) -> list[int]:
+        """Tokens that each line adds to a text that goes on around it."""
+        if self._across is None:
+            pair = self._bare([lines[0] + lines[1], lines[0], lines[1]])
+            self._across = pair[0] - pair[1] - pair[2]
+        new = [line for line in dict.fromkeys(lines) if line not in self._count_of]
+        for line, count in zip(new, self._bare(new), strict=True):
+            self._count_of[line] = max(1, count + self._across)
+        return [self._count_of[line] for line in lines]
+
+    def _bare(self, texts: Sequence[str]) -> list[int]:
+        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [len(one) for one in encoded]
+
+    def _cut_line(self, wanted: int, line: str, following: str) -> str | None:
+        """A line that adds exactly ``wanted`` tokens between the head and the following line.
+
+        It is the end of ``line``, with words put before it, or letters where every word takes
+        too many tokens. None where nothing fits.
+        """
+        before = self.layout.head[-CONTEXT_CHARACTERS:]
+        after = following[:CONTEXT_CHARACTERS]
+        base = self._bare([before + after])[0]
+
+        def cost(text: str) -> int:
+            return self._bare([before + text + after])[0] - base
+
+        parts = line.strip().split(" ")
+        starts = range(len(parts))
+        ends = [" " + " ".join(parts[start:]) + "\n" for start in starts]
+        for end in [*(text for text in ends if text != line), "\n"]:
+            spent = cost(end)
+            if spent > wanted:
+                continue
+            made = self._lengthen(end, spent, wanted, cost)
+            if made is not None:
+                return made
+        return None
+
+    def _lengthen(self, end: str, spent: int, wanted: int, cost: Any) -> str | None:
+        """``end`` with words, or else letters, before it until it costs ``wanted``."""
+        words = [" " + word for word in self.layout.words]
+        while spent < wanted:
+            turn = spent * 7 % len(words)  # not the same word again and again
+            for piece in (*words[turn:], *words[:turn], *GLUE):
+                now = cost(piece + end)
+                if spent < now <= wanted:
+                    end, spent = piece + end, now
+                    break
+            else:
+                return None
+        return end
+
+    def _body(self, n_lines: int) -> tuple[list[str], list[int]]:
+        """What follows the cut line, and the number of filler lines before each record."""
+        filler = self.ends[n_lines]
+        places = [
+            bisect_left(self.ends, round(share * filler), 0, n_lines)
+            for _, share in self.layout.records
+        ]
+        parts: list[str] = []
+        done = 0
+        for (line, _), place in zip(self.layout.records, places, strict=True):
+            parts += self.lines[done:place]
+            parts.append(line)
+            done = place
+        parts += self.lines[done:n_lines]
+        parts.append(self.layout.tail)
+        return parts, places
+
+    def _positions(
+        self, ids: list[int], places: Sequence[int], room: int, n_lines: int
+    ) -> tuple[int, ...]:
+        """Index of each record's first token: by the counts, then where its ids really are."""
+        cut = room - self.ends[n_lines]
+        start = len(encode(self.tokenizer, self.layout.head)) + cut
+        drift = 0
+        positions = []
+        for (line, _), place in zip(self.layout.records, places, strict=True):
+            record = list(self.tokenizer.encode(line, add_special_tokens=False).ids)
+            expected = start + self.ends[place] + drift
+            found = _nearest(ids, record[1:-1], expected + 1)
+            if found is not None:
+                drift += found - 1 - expected
+            positions.append(expected if found is None else found - 1)
+            start += len(record)
+        return tuple(positions)
+
+
+def _nearest(ids: Sequence[int], wanted: Sequence[int], expected: int) -> int | None:
+    """Where ``wanted`` stands in ``ids``, nearest to ``expected``; None where it does not."""
+    if not wanted:
+        return None
+    span = len(wanted)
+    for distance in range(SEARCH_TOKENS):
+        for index in (expected - distance, expected + distance):
+            if index >= 0 and list(ids[index : index + span]) == list(wanted):
+                return index
+    return None
