@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tllm_wmtp.errors import ConfigError
+from tllm_wmtp.memory import LayerKv
 from tllm_wmtp.ring import RingSpec
 from tllm_wmtp.trtllm import kv
 from tllm_wmtp.trtllm.kv import DraftRings, HeadShape, LaneTable, ring_bytes_per_rank
@@ -145,49 +146,52 @@ def test_positions_may_change_after_the_host_has_spoken() -> None:
     assert not table.ring_k[lane, 3].any()
 
 
-@pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_ranks_together_answer_what_one_does(tp_size: int) -> None:
-    """Query heads are divided; KV heads too, or copied where there are more ranks than heads."""
-    whole = rings()
-    q, k, v = rows(6)
-    whole.publish([1, 2, 3])
-    positions = torch.tensor([0, 1, 0, 1, 0, 1])
-    whole.aim(positions, 3)
-    wanted = whole.attend(q, k, v).view(6, 4, 32)
-    mine = kv.kv_heads_per_rank(2, tp_size)
-    parts = []
-    for rank in range(tp_size):
-        heads = HeadShape(4 // tp_size, mine, 32, 0.2)
-        first = rank * 2 // tp_size
-        some = slice(first, first + mine)
-        part = rings(heads=heads)
-        part.publish([1, 2, 3])
-        part.aim(positions, 3)
-        q_part = q.view(6, tp_size, -1)[:, rank]
-        k_part, v_part = (one.view(6, 2, 32)[:, some].flatten(1) for one in (k, v))
-        parts.append(part.attend(q_part, k_part, v_part).view(6, -1, 32))
-        expected = ring_bytes_per_rank(
-            n_sink=4,
-            window=12,
-            depth=4,
-            num_kv_heads=2,
-            head_dim=32,
-            max_requests=4,
-            bytes_per_element=4,
-            tp_size=tp_size,
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_ranks_together_answer_what_one_does_over_a_whole_generation(tp: int) -> None:
+    """Query heads are divided; KV heads too, or copied where there are more ranks than heads.
+
+    A long prompt, then steps of four rows and of one until the rings have wrapped.
+    """
+    layer = LayerKv(1, kv_heads=2, head_dim=32)
+    mine, copies = layer.heads_per_rank(tp), max(1, tp // 2)
+    parts = [rings(heads=HeadShape(4 // tp, mine, 32, 0.2)) for _ in range(tp)]
+    whole, spec = rings(), RingSpec.for_chain(4, 12, 4)
+    lengths = {1: 0, 2: 0}
+    for step, counts in enumerate([[30, 5], *[[4, 4], [1, 1]] * 9]):
+        order = [1, 2] if step % 2 == 0 else [2, 1]
+        positions = torch.cat(
+            [torch.arange(lengths[r], lengths[r] + n) for r, n in zip(order, counts, strict=True)]
         )
-        assert part.nbytes == expected
-    torch.testing.assert_close(torch.cat(parts, 1), wanted)
+        q, k, v = rows(sum(counts), seed=step)
+        answers = []
+        for rank, one in [(None, whole), *enumerate(parts)]:
+            one.publish(order)
+            one.aim(positions, 2, counts if step == 0 else None)
+            if rank is None:
+                answers.append(one.attend(q, k, v).view(-1, 4, 32))
+                continue
+            first = rank // copies * mine
+            some = slice(first, first + mine)
+            q_part = q.view(len(q), tp, -1)[:, rank]
+            k_part, v_part = (t.view(len(t), 2, 32)[:, some].flatten(1) for t in (k, v))
+            answers.append(one.attend(q_part, k_part, v_part).view(len(q), -1, 32))
+        torch.testing.assert_close(torch.cat(answers[1:], 1), answers[0])
+        for request, count in zip(order, counts, strict=True):
+            lengths[request] += count
+    assert max(lengths.values()) > 2 * spec.capacity
+    for part in parts:
+        assert part.nbytes == ring_bytes_per_rank(layer, spec, 4, element_bytes=4, tp=tp)
 
 
 def test_ring_bytes_of_a_published_model_worked_by_hand() -> None:
     """2 KV heads x 256, bf16: 2 KiB per token and 4,103 slots; twice as many lanes as requests."""
-    sizes = {"n_sink": 64, "window": 4032, "depth": 7, "num_kv_heads": 2, "head_dim": 256}
-    assert ring_bytes_per_rank(**sizes, max_requests=1) == 2 * 4103 * 2048
-    assert ring_bytes_per_rank(**sizes, max_requests=8, tp_size=2) == 16 * 4103 * 1024
-    assert ring_bytes_per_rank(**sizes, max_requests=8, tp_size=8) == 16 * 4103 * 1024
-    spread = ring_bytes_per_rank(**sizes, max_requests=8, tp_size=8, attention_dp=True)
-    assert spread == 16 * 4103 * 2048
+    layer, spec = LayerKv(1, kv_heads=2, head_dim=256), RingSpec.for_chain(64, 4032, 7)
+    assert ring_bytes_per_rank(layer, spec, max_requests=1) == 2 * 4103 * 2048
+    assert ring_bytes_per_rank(layer, spec, max_requests=8, tp=2) == 16 * 4103 * 1024
+    assert ring_bytes_per_rank(layer, spec, max_requests=8, tp=8) == 16 * 4103 * 1024
+    assert ring_bytes_per_rank(layer, spec, 8, element_bytes=1) == 16 * 4103 * 1024
+    with pytest.raises(ConfigError, match="tensor parallelism 3 over 2"):
+        ring_bytes_per_rank(layer, spec, 8, tp=3)
 
 
 def test_lanes_follow_requests_in_any_order_of_events() -> None:

@@ -16,21 +16,12 @@ import torch
 
 import tllm_wmtp.ops  # noqa: F401  (defines torch.ops.wmtp)
 from tllm_wmtp.errors import ConfigError
+from tllm_wmtp.memory import LayerKv
 from tllm_wmtp.ring import Lane, LanePool, RingSpec
 
 log = logging.getLogger(__name__)
 
 _windowed_draft_attention = torch.ops.wmtp.windowed_draft_attention.default
-
-
-def kv_heads_per_rank(num_kv_heads: int, tp_size: int) -> int:
-    """KV heads that one rank of tensor parallelism holds: its share, or a copy of one head where
-    there are fewer heads than ranks."""
-    if num_kv_heads < 1 or tp_size < 1:
-        raise ConfigError(
-            f"{num_kv_heads} KV heads on {tp_size} ranks", "both are counts", "pass 1 or more"
-        )
-    return -(-num_kv_heads // tp_size)
 
 
 def lane_count(max_requests: int) -> int:
@@ -43,25 +34,14 @@ def lane_count(max_requests: int) -> int:
 
 
 def ring_bytes_per_rank(
-    *,
-    n_sink: int,
-    window: int,
-    depth: int,
-    num_kv_heads: int,
-    head_dim: int,
-    max_requests: int,
-    bytes_per_element: int = 2,
-    tp_size: int = 1,
-    attention_dp: bool = False,
-) -> int:
-    """Bytes of draft keys and values on one rank, whatever the context length.
+    draft: LayerKv, spec: RingSpec, max_requests: int, element_bytes: float = 2.0, tp: int = 1
+) -> float:
+    """Bytes of the rings of one rank, whatever the context length: what the planner gives one
+    request, for every lane.
 
-    ``lane_count * (n_sink + window + depth) * 2 * heads * head_dim * bytes_per_element``. With
-    attention data parallelism every rank holds all heads, of its own requests.
+    With attention data parallelism each rank has all heads, of its own requests: pass ``tp`` 1.
     """
-    capacity = RingSpec.for_chain(n_sink, window, depth).capacity
-    heads = num_kv_heads if attention_dp else kv_heads_per_rank(num_kv_heads, tp_size)
-    return lane_count(max_requests) * capacity * 2 * heads * head_dim * bytes_per_element
+    return lane_count(max_requests) * draft.ring_bytes(spec.capacity, element_bytes, tp)
 
 
 class LaneTable:
