@@ -29,8 +29,9 @@ class Row:
     ``t_iter_ms`` is the median of ``AL_i / X_i`` with the throughput ``X_i`` of the whole batch, so
     an iteration takes ``t_iter_ms * b_eff`` (``step_ms``) and ``tpot_ms = t_iter_ms * b_eff / al``.
     ``steps = steps_kept + steps_ramp + steps_clipped`` counts iterations of the batch (chunks of
-    all streams at an endpoint); ``accepted_histogram`` counts steps of each request. ``bytes_moved``
-    and ``floor_ms`` are the fewest bytes of a step, and the time that reading them takes.
+    all streams at an endpoint), ``accepted_histogram`` steps of each request. ``prompt_tokens`` and
+    ``output_tokens`` are sums over the ``n_runs`` requests. ``bytes_moved`` are the fewest bytes
+    that a step reads, ``floor_ms`` is the time that this takes.
 
     Raises:
         ConfigError: a value is of the wrong type, not finite, or null without a reason.

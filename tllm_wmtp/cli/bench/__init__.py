@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tllm_wmtp.cli.bench import attention, depth, prefill, step
+from tllm_wmtp.cli.bench import attention, depth, prefill, run, step
 
-KINDS = (step, depth, prefill, attention)
+KINDS = (run, step, depth, prefill, attention)
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
