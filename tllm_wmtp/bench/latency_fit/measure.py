@@ -117,7 +117,7 @@ def run_fit_bench(
         "config_hash": config_hash(bench),
         "source": "steps with random keys and values",
         **machine.describe(),
-        "model": bench.model.name,
+        "model": model_name(bench.model),
         "contexts": list(bench.contexts),
         "depths": list(bench.depths),
         "window": bench.window,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 #: A step of the continued fraction that changes it by less ends it.
 CONVERGED = 1e-15
@@ -52,6 +53,7 @@ def t_tail(t: float, degrees: int) -> float:
     return tail if t >= 0 else 1 - tail
 
 
+@lru_cache(maxsize=256)
 def t_quantile(share: float, degrees: int) -> float:
     """The value that t of ``degrees`` of freedom stays below with probability ``share``.
 
