@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tllm_wmtp.cli.bench import attention, depth, prefill, run, step
+from tllm_wmtp.cli.bench import attention, depth, fit, prefill, run, step
 
-KINDS = (run, step, depth, prefill, attention)
+KINDS = (run, step, depth, prefill, fit, attention)
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
