@@ -16,6 +16,9 @@ from tllm_wmtp.cli import arguments
 from tllm_wmtp.cli.bench import output
 from tllm_wmtp.errors import ConfigError
 
+#: Models that speak the demonstration's language.
+SHIPPED = ("demo", "demo-mamba2")
+
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     probe = commands.add_parser(
@@ -47,6 +50,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     probe.add_argument("--file", type=Path, help="a text whose beginning is one more prompt")
     probe.add_argument(
+        "--lexicon", help="of generated inputs (default: demo for the shipped models, else english)"
+    )
+    probe.add_argument("--difficulty", default="medium", help="of generated inputs (medium)")
+    probe.add_argument("--path", type=Path, help="file or folder of a published input")
+    probe.add_argument(
         "--prompts", type=arguments.positive, default=2, help="per input (default 2)"
     )
     probe.add_argument(
@@ -63,23 +71,29 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from tllm_wmtp.bench.probe.prompts import ProbeInputs
     from tllm_wmtp.bench.probe.run import ProbeBench, run_probe
 
-    inputs = args.inputs
-    if inputs is None:
-        inputs = () if args.file is not None else ("logs", "sentences")
+    tasks = args.inputs
+    if tasks is None:
+        tasks = () if args.file is not None else ("logs", "sentences")
     bench = ProbeBench(
         model=arguments.model_directory(args.model),
-        context=args.context,
+        inputs=ProbeInputs(
+            tasks=tasks,
+            tokens=args.context,
+            count=args.prompts,
+            seed=args.seed,
+            lexicon=args.lexicon or ("demo" if args.model in SHIPPED else "english"),
+            difficulty=args.difficulty,
+            path=None if args.path is None else str(args.path),
+            text=None if args.file is None else read_text(args.file),
+        ),
         windows=tuple(args.windows),
         window=max(args.windows) if args.window is None else args.window,
         n_sink=args.sink,
         depth=args.depth,
-        inputs=inputs,
-        prompts=args.prompts,
         positions=args.positions,
-        seed=args.seed,
-        text=None if args.file is None else read_text(args.file),
     )
     result = output.with_progress(partial(run_probe, bench), "{task.description}")
     output.write(args.out, f"probe-{result['config_hash']}.json", result)
@@ -117,17 +131,15 @@ def new_table(title: str, first: str, *others: str) -> Table:
 
 def prompt_table(result: dict[str, Any]) -> Table:
     table = new_table(
-        f"native against windowed reads at {result['context']:,} tokens, window "
-        f"{result['window']}, sink {result['n_sink']}, depth {result['depth']}",
+        f"{result['context']:,} tokens, window {result['window']}, sink {result['n_sink']}, depth "
+        f"{result['depth']}: same top-1, margins, attention mass",
         "input",
-        "same top-1",
+        "same",
         "at flips",
-        "elsewhere",
-        "KL",
+        "else",
         "sink",
         "window",
         "tail",
-        "experts",
     )
     for row in (*result["rows"], {"input": "all", "prompt": "", **result["summary"]}):
         table.add_row(
@@ -135,22 +147,20 @@ def prompt_table(result: dict[str, Any]) -> Table:
             f"{row['agreement']:.1%}",
             number(row["margin_at_flips"]),
             number(row["margin_elsewhere"]),
-            f"{row['kl']:.4f}",
             *(percent(row["mass"][band]) for band in ("sink", "window", "tail")),
-            number(row["router_jaccard"]),
         )
     return table
 
 
 def curve_table(result: dict[str, Any]) -> Table:
-    table = new_table("by window", "window", "same top-1", "95 %", "KL", "read changed by")
+    table = new_table("by window", "window", "same", "95 %", "KL", "read changed by")
     for row in result["curve"]:
         table.add_row(f"{row['window']:,}", *change_cells(row))
     return table
 
 
 def perturbation_table(result: dict[str, Any]) -> Table:
-    table = new_table("values changed", "what", "same top-1", "95 %", "KL", "read changed by")
+    table = new_table("values changed", "what", "same", "95 %", "KL", "read changed by")
     for name, row in result["summary"]["perturbations"].items():
         table.add_row(name.replace("_", " "), *change_cells(row))
     return table
@@ -174,6 +184,10 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"Drafts that the target made too, of {summary['right_drafts']} after right ones: "
             f"native {summary['right_native']:.1%}, windowed {summary['right_windowed']:.1%}."
+        )
+    if summary["router_jaccard"] is not None:
+        lines.append(
+            f"Experts chosen alike by both reads: Jaccard {summary['router_jaccard']:.2f}."
         )
     norms = summary["value_norm"]
     shown = ", ".join(f"{band} {number(value)}" for band, value in norms.items())

@@ -8,8 +8,8 @@ import torch
 
 from tllm_wmtp.bench.probe.reads import NativeRead, Places, Read
 
-#: Most scores computed at once (64 MiB of them).
-MOST_SCORES = 1 << 24
+#: Most scores computed at once (4 MiB of them, which a cache holds).
+MOST_SCORES = 1 << 20
 _LATER_THAN_ALL = 1 << 62
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tllm_wmtp.demo import language
+from tllm_wmtp.bench.inputs import DIFFICULTIES, LEXICONS, TASKS, prompts
+from tllm_wmtp.bench.inputs.options import check_choice
+from tllm_wmtp.bench.inputs.published import PUBLISHED
 from tllm_wmtp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,6 +16,41 @@ if TYPE_CHECKING:
 
 #: The name of the input that is a user's own text.
 FILE = "file"
+
+
+@dataclass(frozen=True)
+class ProbeInputs:
+    """``count`` prompts of each of ``tasks``, ``tokens`` long, and the beginning of ``text``.
+
+    Args:
+        tasks: names of :data:`tllm_wmtp.bench.inputs.TASKS`.
+        lexicon, difficulty: of the generated ones.
+        path: of the published ones.
+        text: one more prompt: its first ``tokens`` tokens.
+    """
+
+    tasks: tuple[str, ...]
+    tokens: int
+    count: int = 2
+    seed: int = 0
+    lexicon: str = "english"
+    difficulty: str = "medium"
+    path: str | None = None
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        for task in self.tasks:
+            check_choice("input", task, tuple(TASKS))
+        check_choice("lexicon", self.lexicon, tuple(LEXICONS))
+        check_choice("difficulty", self.difficulty, DIFFICULTIES)
+        if not self.tasks and self.text is None:
+            raise ConfigError("no input", "a probe needs a prompt", "name one with --inputs")
+        if self.path is not None and not any(task in PUBLISHED for task in self.tasks):
+            raise ConfigError(
+                f"path {str(self.path)!r}",
+                f"only {' and '.join(PUBLISHED)} are read from a file",
+                "remove the path, or name one of them with --inputs",
+            )
 
 
 @dataclass(frozen=True)
@@ -29,19 +66,12 @@ class ProbePrompt:
         return {"input": self.input, "prompt": self.index, "prompt_tokens": len(self.ids)}
 
 
-def make_prompts(
-    tokenizer: Tokenizer | None,
-    inputs: Sequence[str],
-    context: int,
-    count: int,
-    seed: int,
-    text: str | None,
-) -> list[ProbePrompt]:
-    """``count`` prompts of about ``context`` tokens for each of ``inputs``, and the beginning of
-    ``text``.
+def make_prompts(tokenizer: Tokenizer | None, inputs: ProbeInputs) -> list[ProbePrompt]:
+    """All prompts of ``inputs``, in its order; the text comes last.
 
     Raises:
-        ConfigError: an unknown input, too short a text, or a checkpoint that does not read it.
+        ConfigError: too few tokens for a task, too short a text, a task's file that cannot be read,
+            or a checkpoint that has no tokenizer or another than the task's.
     """
     if tokenizer is None:
         raise ConfigError(
@@ -49,51 +79,31 @@ def make_prompts(
             "a probe reads text",
             "use a directory that has its tokenizer",
         )
-    prompts = [
-        ProbePrompt(name, index, ids)
-        for name in inputs
-        for index, ids in enumerate(_of_language(tokenizer, name, context, count, seed))
-    ]
-    if text is not None:
-        prompts.append(ProbePrompt(FILE, 0, _beginning(tokenizer, text, context)))
-    return prompts
-
-
-def check_inputs(inputs: Sequence[str]) -> None:
-    """Refuses names of no input."""
-    for name in inputs:
-        if name not in language.KINDS:
-            raise ConfigError(
-                f"input {name!r}",
-                f"the inputs are {', '.join(language.KINDS)}",
-                "name one of them with --inputs, or give a text with --file",
-            )
-
-
-def _of_language(
-    tokenizer: Tokenizer, kind: str, context: int, count: int, seed: int
-) -> list[list[int]]:
-    try:
-        prompts = [language.prompt(kind, context, seed + index) for index in range(count)]
-    except ValueError as error:
-        raise ConfigError(
-            f"context {context}", str(error), "use a context of 256 tokens or more"
-        ) from error
-    if any(tokenizer.encode(prompt.text).ids != prompt.ids for prompt in prompts[:1]):
-        raise ConfigError(
-            f"input {kind!r}",
-            "it is of the demonstration's language, and the checkpoint's tokenizer is another",
-            "give a text with --file",
+    made = [
+        ProbePrompt(task, prompt.index, prompt.ids)
+        for task in inputs.tasks
+        for prompt in prompts(
+            task,
+            tokenizer,
+            inputs.tokens,
+            inputs.count,
+            inputs.seed,
+            inputs.lexicon,
+            inputs.difficulty,
+            Path(inputs.path) if inputs.path is not None and task in PUBLISHED else None,
         )
-    return [prompt.ids for prompt in prompts]
+    ]
+    if inputs.text is not None:
+        made.append(ProbePrompt(FILE, 0, _beginning(tokenizer, inputs.text, inputs.tokens)))
+    return made
 
 
-def _beginning(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
+def _beginning(tokenizer: Tokenizer, text: str, tokens: int) -> list[int]:
     ids = tokenizer.encode(text).ids
-    if len(ids) < context:
+    if len(ids) < tokens:
         raise ConfigError(
             f"a text of {len(ids)} tokens",
-            f"the context is {context}",
+            f"the context is {tokens}",
             "lower --context, or give a longer text",
         )
-    return ids[:context]
+    return ids[:tokens]

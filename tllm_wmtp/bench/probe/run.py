@@ -13,12 +13,13 @@ import torch
 from tllm_wmtp import machine
 from tllm_wmtp.bench.common import config_hash
 from tllm_wmtp.bench.probe.measures import AttentionRecord
-from tllm_wmtp.bench.probe.prompts import ProbePrompt, make_prompts
+from tllm_wmtp.bench.probe.prompts import ProbeInputs, ProbePrompt, make_prompts
 from tllm_wmtp.bench.probe.reader import compare
 from tllm_wmtp.bench.probe.reads import TAIL, WINDOW, MeanRead, Read, ShuffledRead, WindowedRead
 from tllm_wmtp.bench.probe.samples import Samples
 from tllm_wmtp.bench.probe.summary import summarise
 from tllm_wmtp.bench.probe.trajectory import engine_config, record
+from tllm_wmtp.checkpoint.directory import CheckpointDirectory
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model, read_config
 from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.demo import model_name
@@ -38,25 +39,18 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class ProbeBench:
-    """What to probe: ``prompts`` of each of ``inputs``, ``context`` tokens each, at ``positions``
-    output tokens, in steps of ``depth - 1`` drafts.
+    """What to probe: ``positions`` output tokens of every prompt, in steps of ``depth - 1`` drafts.
 
-    Args:
-        windows: of the curve; the operating ``window`` is always one of them.
-        text: one more input, "file": its first ``context`` tokens.
+    ``windows`` are those of the curve; the operating ``window`` is always one of them.
     """
 
     model: Path
-    context: int = 16384
+    inputs: ProbeInputs
     windows: tuple[int, ...] = (256, 512, 1024, 2048, 4032)
     window: int = 4032
     n_sink: int = 64
     depth: int = 7
-    inputs: tuple[str, ...] = ("logs", "sentences")
-    prompts: int = 2
     positions: int = 64
-    seed: int = 0
-    text: str | None = None
 
     def __post_init__(self) -> None:
         for window in self.every_window:
@@ -67,8 +61,6 @@ class ProbeBench:
                 "an interval needs two positions or more",
                 "raise --positions",
             )
-        if not self.inputs and self.text is None:
-            raise ConfigError("no input", "a probe needs a prompt", "name one with --inputs")
 
     @property
     def every_window(self) -> tuple[int, ...]:
@@ -81,7 +73,8 @@ class ProbeBench:
             ConfigError: naming the value.
         """
         positions = config.max_position_embeddings
-        limits = engine_config(self.context, self.positions + self.depth).resolved(positions)
+        context = self.inputs.tokens
+        limits = engine_config(context, self.positions + self.depth).resolved(positions)
         for window in self.every_window:
             MtpConfig(self.depth, window, self.n_sink).resolved(
                 limits.max_seq_len or positions, positions
@@ -98,12 +91,10 @@ def run_probe(bench: ProbeBench, on_progress: Progress | None = None) -> dict[st
         WmtpError: the model has no head, or a prompt cannot be made or does not fit.
     """
     bench.check(read_config(bench.model))
+    prompts = make_prompts(CheckpointDirectory(bench.model).tokenizer(), bench.inputs)
     loaded = load_model(bench.model, torch.float32, "cpu", with_head=True)
     windows = {window: f"window {window}" for window in bench.every_window}
     sum_up = partial(summarise, windows=windows, window=bench.window, changes=tuple(CHANGES))
-    prompts = make_prompts(
-        loaded.tokenizer, bench.inputs, bench.context, bench.prompts, bench.seed, bench.text
-    )
     rows, every = [], []
     for prompt in prompts:
         samples = probe_prompt(bench, loaded, prompt, on_progress)
@@ -115,13 +106,13 @@ def run_probe(bench: ProbeBench, on_progress: Progress | None = None) -> dict[st
         "config_hash": config_hash(bench),
         **machine.describe(),
         "model": model_name(bench.model),
-        "context": bench.context,
+        "context": bench.inputs.tokens,
         "window": bench.window,
         "n_sink": bench.n_sink,
         "depth": bench.depth,
         "positions": bench.positions,
         "dtype": "float32",
-        "seed": bench.seed,
+        "seed": bench.inputs.seed,
         "rows": rows,
         "summary": summary,
         "curve": summary.pop("curve"),
@@ -143,7 +134,7 @@ def probe_prompt(
         bench.positions,
         lambda done: tell(f"{label} prefill", done, len(prompt.ids)),
     )
-    reads = reads_of(bench, bench.seed + prompt.index)
+    reads = reads_of(bench, bench.inputs.seed + prompt.index)
     return compare(
         loaded,
         trajectory,

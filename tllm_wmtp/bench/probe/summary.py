@@ -125,7 +125,7 @@ def summarise(
     summary.mean("margin_at_flips", samples.margin, NO_FLIP, flips)
     summary.mean("margin_elsewhere", samples.margin, ALL_FLIPS, at.same)
     summary.mean("kl", at.kl, "")
-    summary.mean("win_perturb", at.change, "")
+    summary.mean("read_change", at.change, "")
     judged = samples.judged
     for arm, token in (("native", samples.native), ("windowed", at.token)):
         right = (token == samples.truth).double()
@@ -159,7 +159,7 @@ def summarise(
 def changed(summary: Summary, name: str, outcome: Outcome) -> dict[str, Any]:
     """How far one read is from the native one."""
     kl, kl_interval = summary.value_of(f"{name}.kl", outcome.kl, "")
-    change, change_interval = summary.value_of(f"{name}.win_perturb", outcome.change, "")
+    change, change_interval = summary.value_of(f"{name}.read_change", outcome.change, "")
     return {
         **agreement(outcome.same),
         "flips": int((~outcome.same).sum()),
