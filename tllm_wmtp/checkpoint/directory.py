@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from tllm_wmtp.checkpoint.quantization.layout import StoredWeight, read_weight, stored_weights
 from tllm_wmtp.checkpoint.quantization.metadata import HF_QUANT_CONFIG, QUANT_CFG, read_quantization
 from tllm_wmtp.checkpoint.quantization.weights import Fp8Weight, NvFp4Weight
+from tllm_wmtp.checkpoint.tokenizer import load_tokenizer
 from tllm_wmtp.errors import CheckpointError
 from tllm_wmtp.models.fields import Fields
 
@@ -109,16 +110,7 @@ class CheckpointDirectory:
         file = self.path / "tokenizer.json"
         if not file.exists():
             return None
-        from tokenizers import Tokenizer
-
-        try:
-            return Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(
-                f"{file}: {error}",
-                "it must be a tokenizer of the 'tokenizers' library",
-                "download the file again, or remove it to work with token ids",
-            ) from error
+        return load_tokenizer(file)
 
     def _json(self, name: str) -> dict[str, Any]:
         file = self.path / name
