@@ -9,10 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from tllm_wmtp.cli import arguments
 
@@ -46,7 +44,7 @@ def run_suite_file(args: argparse.Namespace) -> int:
     names = Names(arguments.count, arguments.context, arguments.model_directory)
     suite = load_suite(args.suite, names)
     if args.dry_run:
-        print(json.dumps(listing(suite))) if args.json else Console().print(cells_table(suite))
+        print(json.dumps(listing(suite)) if args.json else "\n".join(cells_lines(suite)))
         return 0
     if args.out is None:
         raise ConfigError(
@@ -59,9 +57,7 @@ def run_suite_file(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(summary(outcome, suite)))
     else:
-        Console().print(rows_table(outcome.rows))
-        for line in verdict(outcome):
-            print(line)
+        print("\n".join([*rows_lines(outcome.rows), *verdict(outcome)]))
     return 0 if outcome.holds else 1
 
 
@@ -184,64 +180,66 @@ class Bar:
         self._progress.update(self._task, completed=worked, left=left, **changed)
 
 
-def cells_table(suite: Suite) -> Table:
-    table = Table(
-        title=f"{len(suite.cells)} cells, suite {suite.digest}",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-    )
-    for name in ("cell", "target", "model", "input"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("arm", no_wrap=True)
-    for name in ("depth", "window", "sink"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("KV", no_wrap=True)
-    for name in ("batch", "seed"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for cell in suite.cells:
-        table.add_row(
+def cells_lines(suite: Suite) -> list[str]:
+    names = ("cell", "model", "input", ">context", "arm", ">depth", ">window", ">sink", "KV",
+             ">batch", ">seed", "target")  # fmt: skip
+    rows = [
+        (
             cell.digest,
-            cell.target.kind,
             cell.model,
             cell.input.task,
             f"{cell.context:,}",
             cell.arm,
-            str(cell.depth) if cell.arm != "dense" else "",
-            str(cell.window) if cell.window is not None else "",
-            str(cell.n_sink) if cell.window is not None else "",
+            str(cell.depth),
+            "" if cell.window is None else str(cell.window),
+            "" if cell.window is None else str(cell.n_sink),
             cell.kv_dtype,
             str(cell.batch),
             str(cell.seed),
+            cell.target.kind,
         )
-    return table
+        for cell in suite.cells
+    ]
+    return [*aligned(names, rows), f"{len(suite.cells)} cells"]
 
 
-def rows_table(rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    for name in ("model", "input"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("arm", no_wrap=True)
-    for name in ("window", "batch", "AL", "TPOT ms", "95 %", "TTFT s", "tokens/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+def rows_lines(rows: Sequence[Row]) -> list[str]:
+    names = ("model", "input", ">context", "arm", ">depth", ">window", "KV", ">batch", ">AL",
+             ">TPOT ms", ">95 %", ">TTFT s", ">tokens/s")  # fmt: skip
+    shown = []
     for row in rows:
         span = row.tpot_ms_interval
-        table.add_row(
-            row.model,
-            row.input,
-            f"{row.context:,}",
-            row.arm if row.arm == "dense" else f"{row.arm} d{row.depth}",
-            "" if row.window is None else str(row.window),
-            f"{row.batch}" if row.kv_dtype == row.dtype else f"{row.batch} {row.kv_dtype}",
-            _shown(row.al),
-            _shown(row.tpot_ms),
-            "" if span is None else f"{span[0]:.2f}-{span[1]:.2f}",
-            _shown(row.ttft_s),
-            _shown(row.tokens_per_s, 0),
+        shown.append(
+            (
+                row.model,
+                row.input,
+                f"{row.context:,}",
+                row.arm,
+                str(row.depth),
+                "" if row.window is None else str(row.window),
+                row.kv_dtype,
+                str(row.batch),
+                _shown(row.al),
+                _shown(row.tpot_ms),
+                "" if span is None else f"{span[0]:.2f}-{span[1]:.2f}",
+                _shown(row.ttft_s),
+                _shown(row.tokens_per_s, 0),
+            )
         )
-    return table
+    return aligned(names, shown)
+
+
+def aligned(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of columns, never cut; a name that begins with ``>`` is that of a right-aligned one."""
+    heads = [name.removeprefix(">") for name in names]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    marks = [">" if name.startswith(">") else "<" for name in names]
+    return [
+        "  ".join(
+            f"{text:{mark}{width}}" for text, mark, width in zip(line, marks, widths, strict=True)
+        ).rstrip()
+        for line in (heads, *rows)
+    ]
 
 
 def _shown(value: float | None, digits: int = 2) -> str:
