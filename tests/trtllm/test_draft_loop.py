@@ -58,6 +58,37 @@ def test_drafts_are_the_embedded_runtimes_whatever_is_accepted(
     assert model.draft_model.mtp_layers[0].head is not None
 
 
+def test_rotary_positions_on_three_axes_are_no_hindrance(vendor: Any, configure: Any) -> None:
+    """Multimodal models have them for text as well; lengths on the device count the tokens."""
+    configure(window=WINDOW, n_sink=SINK)
+    register()
+    executor = vendor.executor(vendor.model(), chunk=vendor.chunk, mrope=True)
+    luck = random.Random(2)
+    executor.hits = lambda one: luck.randrange(4)
+    oracle = Oracle(executor, WINDOW, SINK, lanes=8)
+    with torch.inference_mode():
+        assert compare_all_steps(executor, oracle, requests([50, 3, 21, 33], 16)) > 16
+
+
+def test_three_axes_without_lengths_are_refused(vendor: Any, configure: Any) -> None:
+    configure(window=WINDOW, n_sink=SINK)
+    register()
+    executor = vendor.executor(vendor.model(), mrope=True)
+    metadata = executor.model.draft_model.mtp_layers[0]
+    call = {
+        "attn_metadata": common.SimpleNamespace(num_seqs=1, seq_lens=[2], num_contexts=1),
+        "position_ids": torch.zeros(3, 1, 2, dtype=torch.int32),
+        "input_ids": torch.zeros(2, dtype=torch.int32),
+    }
+    with pytest.raises(ConfigError, match="has no kv_lens_cuda"):
+        resources.find_owner(executor.model)._before(metadata, (), call)
+    call["position_ids"] = torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(ConfigError, match="one per row"):
+        resources.find_owner(executor.model)._before(
+            metadata, (), call | {"attn_metadata": executor.attention}
+        )
+
+
 def test_what_an_earlier_owner_left_in_a_ring_is_never_read(vendor: Any, configure: Any) -> None:
     configure(window=WINDOW, n_sink=SINK)
     register()

@@ -36,8 +36,9 @@ def graph(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     return lambda: OnnxDraft(file, spec)
 
 
+@pytest.mark.parametrize("mrope", [False, True])
 def test_drafts_of_an_engine_are_the_embedded_runtimes(
-    vendor: Any, configure: Any, graph: Any, monkeypatch: pytest.MonkeyPatch
+    vendor: Any, configure: Any, graph: Any, monkeypatch: pytest.MonkeyPatch, mrope: bool
 ) -> None:
     """Prompts longer than a forward takes, and first forwards with rejected rows among them."""
     opened: list[OnnxDraft] = []
@@ -50,7 +51,9 @@ def test_drafts_of_an_engine_are_the_embedded_runtimes(
     monkeypatch.setattr(worker, "open_engine", open_engine)
     configure(mode="engine", engine="/engine", window=WINDOW, n_sink=SINK)
     register()
-    executor = vendor.executor(vendor.model(max_draft_len=DRAFT_LEN), chunk=vendor.chunk)
+    executor = vendor.executor(
+        vendor.model(max_draft_len=DRAFT_LEN), chunk=vendor.chunk, mrope=mrope
+    )
     luck = random.Random(7)
     executor.hits = lambda one: luck.randrange(DRAFT_LEN + 1)
     oracle = Oracle(executor, WINDOW, SINK, lanes=8)

@@ -97,14 +97,18 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_captured_step_reads_nothing_back_and_allocates_nothing_but_its_answer() -> None:
+@pytest.mark.parametrize("by_length", [False, True])
+def test_a_captured_step_reads_nothing_back_and_allocates_nothing_but_its_answer(
+    by_length: bool,
+) -> None:
     table = rings()
     table.publish([1, 2, 3])
     qkv = torch.randn(12, 4 * 32 + 2 * 2 * 32)
     q, k, v = qkv.split([128, 64, 64], dim=-1)  # strided, as a fused projection gives them
     positions = torch.arange(12, dtype=torch.int32)
+    lengths = positions.view(3, 4)[:, -1] + 1, torch.full((3,), 4, dtype=torch.int32)
     with Operators() as ran:
-        table.aim(positions, 3)
+        table.aim(positions, 3, lengths=lengths if by_length else None)
         table.attend(q, k, v)
     makes = {"empty", "zeros", "new_zeros", "clone", "cat", "arange", "index_select", "_to_copy"}
     reads = {"_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero"}
@@ -144,6 +148,28 @@ def test_positions_may_change_after_the_host_has_spoken() -> None:
     lane = table.table.acquire(1)
     assert table.ring_k[lane, 5].flatten().tolist() == k[0].tolist()
     assert not table.ring_k[lane, 3].any()
+
+
+def test_lengths_count_tokens_where_positions_do_not() -> None:
+    """An image's tokens share rotary positions; each still has a slot of its own."""
+    told, counted = rings(), rings()
+    luck = random.Random(8)
+    lengths = torch.tensor([0, 0])
+    for step, counts in enumerate([[20, 3], *[[4, 4], [1, 1]] * 6]):
+        counts = torch.tensor(counts)
+        lengths = lengths + counts
+        positions = torch.cat(
+            [torch.arange(a - n, a) for a, n in zip(lengths, counts, strict=True)]
+        )
+        nonsense = torch.tensor([luck.randrange(9) for _ in positions])
+        q, k, v = rows(len(positions), seed=step)
+        contexts = counts.tolist() if step == 0 else None
+        for one in (told, counted):
+            one.publish([5, 6])
+        told.aim(positions, 2, contexts)
+        counted.aim(nonsense, 2, contexts, (lengths.int(), counts.int()))
+        assert torch.equal(told.attend(q, k, v), counted.attend(q, k, v))
+    assert torch.equal(told.ring_k, counted.ring_k)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

@@ -21,6 +21,7 @@ _UNSUPPORTED = (
     "attention_mask_data",
     "attention_window_size",
     "softmax_stats_tensor",
+    "mrope_rotary_cos_sin",
     "output_sf",
 )
 

@@ -19,7 +19,7 @@ from torch import nn
 from tllm_wmtp.engine.proposer import Answers, DraftForward, Rows
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.ring import RingSpec
-from tllm_wmtp.trtllm.kv import LaneTable
+from tllm_wmtp.trtllm.kv import LaneTable, first_axis
 from tllm_wmtp.trtllm.settings import Settings
 
 
@@ -126,7 +126,7 @@ class EngineHead:
         if self._lanes is None or attn_metadata is None:
             raise RuntimeError("the draft layer runs before its batch is known")
         rows, requests = input_ids.shape[0], attn_metadata.num_seqs
-        positions = position_ids.reshape(-1).to(torch.int64)
+        positions = first_axis(position_ids, rows).to(torch.int64)
         accepted, self._accepted = self._accepted, None
         lanes = self._lanes[:requests]
         if accepted is None:

@@ -21,6 +21,8 @@ from tllm_wmtp.ring import Lane, LanePool, RingSpec
 
 log = logging.getLogger(__name__)
 
+_Lengths = tuple[torch.Tensor, torch.Tensor] | None
+
 _windowed_draft_attention = torch.ops.wmtp.windowed_draft_attention.default
 
 
@@ -219,7 +221,11 @@ class DraftRings:
     # --- On the device, inside the draft loop ---
 
     def aim(
-        self, positions: torch.Tensor, n_requests: int, contexts: Sequence[int] | None = None
+        self,
+        positions: torch.Tensor,
+        n_requests: int,
+        contexts: Sequence[int] | None = None,
+        lengths: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Tells the next :meth:`attend` whose rows come.
 
@@ -229,15 +235,17 @@ class DraftRings:
             n_requests: of the batch; all have the same number of rows unless ``contexts`` is given.
             contexts: rows of each context request; they come first, and the rest share the
                 remaining rows equally.
+            lengths: where positions do not count tokens, what does: length of each request with
+                its rows, and how many rows it has, both ``[n_requests]`` on the device.
         """
         if n_requests != self._published:
             raise RuntimeError(f"{n_requests} requests draft, {self._published} were published")
         positions = positions.reshape(-1)
         rows = positions.shape[0]
         if not contexts:
-            self._aim = self._aim_generation(positions, rows, n_requests)
+            self._aim = self._aim_generation(positions, rows, n_requests, lengths)
         else:
-            self._aim = self._aim_mixed(positions, rows, n_requests, contexts)
+            self._aim = self._aim_mixed(positions, rows, n_requests, contexts, lengths)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Appends the rows, and answers them.
@@ -279,7 +287,9 @@ class DraftRings:
             self.heads.scale,
         )
 
-    def _aim_generation(self, positions: torch.Tensor, rows: int, n_requests: int) -> _Aim:
+    def _aim_generation(
+        self, positions: torch.Tensor, rows: int, n_requests: int, lengths: _Lengths
+    ) -> _Aim:
         each, rest = divmod(rows, n_requests)
         if rest or each >= len(self._ladders):
             raise ConfigError(
@@ -288,12 +298,20 @@ class DraftRings:
                 "dynamic trees are not covered; use a chain",
             )
         starts = self._starts[:n_requests]
-        starts.copy_(positions.view(n_requests, each)[:, 0])
+        if lengths is None:
+            starts.copy_(positions.view(n_requests, each)[:, 0])
+        else:
+            starts.copy_(lengths[0]).sub_(lengths[1])
         offsets = self._ladders[each][: n_requests + 1]
         return _Aim(rows, offsets, offsets, starts, self._lanes[:n_requests], None)
 
     def _aim_mixed(
-        self, positions: torch.Tensor, rows: int, n_requests: int, contexts: Sequence[int]
+        self,
+        positions: torch.Tensor,
+        rows: int,
+        n_requests: int,
+        contexts: Sequence[int],
+        lengths: _Lengths,
     ) -> _Aim:
         # Never captured: a batch with context requests has shapes of its own.
         generations, left = n_requests - len(contexts), rows - sum(contexts)
@@ -311,14 +329,35 @@ class DraftRings:
         first_query = (ends - asked).repeat_interleave(asked)
         step = torch.arange(int(asked.sum())) - (asked.cumsum(0) - asked).repeat_interleave(asked)
         on = self.device
+        if lengths is None:
+            starts = positions.index_select(0, (ends - counts).to(on))
+        else:
+            starts = lengths[0] - lengths[1]
         return _Aim(
             rows,
             _offsets(counts).to(on),
             _offsets(asked).to(on),
-            positions.index_select(0, (ends - counts).to(on)).to(torch.int64),
+            starts.to(torch.int64),
             self._lanes[:n_requests],
             (first_query + step).to(on),
         )
+
+
+def first_axis(positions: torch.Tensor, rows: int) -> torch.Tensor:
+    """``[rows]`` of positions ``[..., rows]``: the first of several axes, which for text are equal.
+
+    Raises:
+        ConfigError: there is not one position per row.
+    """
+    if positions.shape[-1] != rows:
+        raise ConfigError(
+            f"position_ids {tuple(positions.shape)} of {rows} draft rows",
+            "there is one per row, on one axis or on several",
+            "report how the executor came to it",
+        )
+    while positions.dim() > 1:
+        positions = positions[0]
+    return positions
 
 
 def _offsets(counts: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from tllm_wmtp.ring import RingSpec
 from tllm_wmtp.trtllm import compat, resources
 from tllm_wmtp.trtllm.attention import RingAttention
 from tllm_wmtp.trtllm.engine_head import EngineHead, open_engine
-from tllm_wmtp.trtllm.kv import DraftRings, HeadShape
+from tllm_wmtp.trtllm.kv import DraftRings, HeadShape, first_axis
 from tllm_wmtp.trtllm.pages import PageWindow
 from tllm_wmtp.trtllm.settings import ENGINE, NATIVE, PAGES, RING, Settings
 
@@ -35,6 +35,26 @@ _OFF = "set TRTLLM_WMTP_MODE=off, or TRTLLM_WMTP_UNSUPPORTED=native to fall back
 def context_rows(metadata: Any) -> list[int]:
     """Rows of each context request of this call; host lengths, which are those of this batch."""
     return [int(length) for length in metadata.seq_lens[: metadata.num_contexts]]
+
+
+def device_lengths(metadata: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Length of each request with the rows of this call, and how many these are, on the device.
+
+    Multimodal models have rotary positions on three axes, for text as well; where a prompt has
+    images they do not count tokens, and a ring does.
+
+    Raises:
+        ConfigError: the metadata has no lengths on the device.
+    """
+    requests = metadata.num_seqs
+    lengths = getattr(metadata, "kv_lens_cuda", None)
+    if lengths is None:
+        raise ConfigError(
+            f"attention metadata {type(metadata).__name__}",
+            "rotary positions on several axes do not count tokens, and it has no kv_lens_cuda",
+            "use the TRTLLM attention backend",
+        )
+    return lengths[:requests], metadata.seq_lens_cuda[:requests]
 
 
 class RingDraft:
@@ -88,13 +108,10 @@ class RingDraft:
     def _before(self, layer: nn.Module, args: Any, call: dict[str, Any]) -> None:
         metadata, positions = call["attn_metadata"], call["position_ids"]
         rows = call["input_ids"].shape[0]
-        if positions.numel() != rows:
-            raise ConfigError(
-                f"position_ids {tuple(positions.shape)} of {rows} draft rows",
-                "the ring counts positions from the first token, one per row",
-                "serve text only: rotary positions of images do not count tokens",
-            )
-        self.rings.aim(positions, metadata.num_seqs, context_rows(metadata))
+        lengths = None if positions.numel() == rows else device_lengths(metadata)
+        self.rings.aim(
+            first_axis(positions, rows), metadata.num_seqs, context_rows(metadata), lengths
+        )
 
 
 class PagesDraft:

@@ -284,7 +284,9 @@ class AttentionBase(nn.Module):
         if self.pos_embd_params is None:
             return q, k, v
         core = self._core[0]
-        table = core._rope[0].table(position_ids.reshape(-1), q.dtype)
+        while position_ids.dim() > 1:
+            position_ids = position_ids[0]
+        table = core._rope[0].table(position_ids, q.dtype)
         heads = (-1, self.head_dim)
         q = Rope.rotate(core.q_norm(q.unflatten(-1, heads)), table).flatten(-2)
         k = Rope.rotate(core.k_norm(k.unflatten(-1, heads)), table).flatten(-2)
@@ -375,8 +377,9 @@ class SpecDecOneEngineForCausalLM(nn.Module):
         spec_metadata: Any = None,
         resource_manager: Any = None,
     ) -> dict[str, torch.Tensor]:
+        positions = position_ids.reshape(-1)[: input_ids.shape[0]]
         hidden = self.model(
-            spec_metadata.request_ids, input_ids, position_ids[0], attn_metadata.seq_lens.tolist()
+            spec_metadata.request_ids, input_ids, positions, attn_metadata.seq_lens.tolist()
         )
         logits = self.lm_head(hidden[spec_metadata.gather_ids])
         return self.spec_worker(
@@ -526,7 +529,7 @@ class DraftLoop(nn.Module):
                 spec_metadata=spec_metadata,
             )
             rows = gather.long() if step == 0 else torch.arange(batch)
-            hidden_states, positions = out[rows], positions[rows] + 1
+            hidden_states, positions = out[rows], positions[..., rows] + 1
             ids = layer.shared_head(hidden_states, draft_model.lm_head, metadata, True).argmax(-1)
             ids = ids.int()
             proposed.append(ids)
@@ -653,7 +656,8 @@ class Executor:
             mine = [self.hits(one) for one in batch[contexts:]]
             spec.forced_hits = mine + [0] * len(padding)
         spec.prepare()
-        result = self.model(self.attention, torch.tensor(rows), positions[None], spec_metadata=spec)
+        axes = positions.expand(3, 1, -1) if self.engine.mrope else positions[None]
+        result = self.model(self.attention, torch.tensor(rows), axes, spec_metadata=spec)
         for row, one in enumerate(batch):
             count = int(result["new_tokens_lens"][row])
             if row < contexts:
@@ -679,7 +683,12 @@ def model_config(path: str | Path, spec_config: Any, layer: str = "") -> Any:
 
 
 def engine_of(
-    model: Any, batch_size: int, chunk: int = 16, padding: bool = True, **args: Any
+    model: Any,
+    batch_size: int,
+    chunk: int = 16,
+    padding: bool = True,
+    mrope: bool = False,
+    **args: Any,
 ) -> Any:
     defaults = {"max_beam_width": 1, "cache_transceiver_config": None}
     return SimpleNamespace(
@@ -690,5 +699,6 @@ def engine_of(
         max_num_tokens=4096,
         chunk=chunk,
         padding=padding,
+        mrope=mrope,
         llm_args=SimpleNamespace(**(defaults | args)),
     )
