@@ -22,6 +22,7 @@ from tllm_wmtp.bench.latency_fit.repetitions import Sweep
 from tllm_wmtp.bench.step import Contestant, Spread, StepBench
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
 from tllm_wmtp.config import EngineConfig
+from tllm_wmtp.demo import model_name
 from tllm_wmtp.errors import ConfigError
 
 ARMS = ("native", "windowed")
