@@ -9,9 +9,11 @@ import runpy
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from google.protobuf import text_format
 from tiny_model import tiny_checkpoint
 from tritonclient.grpc import model_config_pb2
@@ -230,14 +232,6 @@ def test_the_llmapi_variant_registers_between_import_and_model(
     assert command(*names, "--backend", "llmapi", "--template", template, *options) == 0
     assert parsed(out / "q").name == "q"
     assert (out / "q/1/helpers.py").read_text() == "theirs = 1\n"
-    lines = (out / "q/1/model.yaml").read_text().splitlines()
-    arguments = {key: json.loads(value) for key, value in (x.split(": ", 1) for x in lines)}
-    assert arguments["model"] == "some/name"
-    assert arguments["speculative_config"] == {
-        "decoding_type": "MTP",
-        "num_nextn_predict_layers": 3,
-    }
-    assert arguments["triton_config"] == {"max_batch_size": 0, "decoupled": True}
     settings = json.loads((out / "q/1/wmtp.json").read_text())
     assert settings == {"mode": "ring", "window": 2048, "n_sink": 32}
 
@@ -257,6 +251,64 @@ def test_the_llmapi_variant_registers_between_import_and_model(
     model.initialize({})
     assert model.registered == ["ours"]
     assert os.environ["TRTLLM_WMTP_CONFIG"] == str(out / "q/1/wmtp.json")
+
+
+#: What TensorRT-LLM's public source has of LLM()'s arguments, and what its backend takes out first.
+LLM_ARGUMENTS = {
+    "model": str,
+    "backend": str,
+    "max_batch_size": int,
+    "max_seq_len": int,
+    "kv_cache_config": {"enable_block_reuse": bool, "max_tokens": int},
+    "speculative_config": {
+        "decoding_type": str,
+        "max_draft_len": int,
+        "num_nextn_predict_layers": int,
+    },
+    "triton_config": {"max_batch_size": int, "decoupled": bool},
+}
+
+
+def check_fields(given: dict[str, Any], known: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if isinstance(known[name], dict):
+            check_fields(value, known[name])
+        else:
+            assert type(value) is known[name], name
+
+
+@pytest.mark.parametrize("arm", ["windowed", "native", "dense"])
+@pytest.mark.parametrize("limits", [{}, {"max_seq_len": 8192, "kv_tokens": 65536}])
+def test_every_field_of_model_yaml_is_one_that_tensorrt_llm_has(
+    arm: str, limits: dict[str, int]
+) -> None:
+    settings = InstanceSettings("some: 'name\u00e9\u201d", arm, depth=4, max_batch_size=3, **limits)
+    given = yaml.safe_load(llmapi.model_yaml(settings))
+    check_fields(given, LLM_ARGUMENTS)
+    assert (given["model"], given["backend"]) == (settings.model, "pytorch")
+    assert given["max_batch_size"] == 3
+    assert given.get("max_seq_len") == limits.get("max_seq_len")
+    kv_cache = given.get("kv_cache_config", {})
+    assert kv_cache.get("max_tokens") == limits.get("kv_tokens")
+    # Rings start cold after a prefix hit; stock drafts do not care.
+    assert kv_cache.get("enable_block_reuse") == (False if arm == "windowed" else None)
+    # Releases differ in which of the two names they read.
+    drafts = {"decoding_type": "MTP", "max_draft_len": 3, "num_nextn_predict_layers": 3}
+    assert given.get("speculative_config") == (None if arm == "dense" else drafts)
+    assert given["triton_config"] == {"max_batch_size": 0, "decoupled": True}
+
+
+def test_what_tensorrt_llm_would_not_be_told_is_refused(
+    tmp_path: Path, template: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = ["--model", "m", "--out", tmp_path / "r", "--backend", "llmapi", "--template", template]
+    for option, value in (
+        ("--dtype", "bfloat16"), ("--kv-dtype", "bfloat16"), ("--max-queue-size", 3),
+    ):  # fmt: skip
+        assert command(*to, option, value) == 2
+        assert f"{option[2:].replace('-', '_')} {value!r}" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+    assert command(*to, "--device", "cuda") == 0
 
 
 def test_the_plugin_reads_what_the_llmapi_variant_writes(tmp_path: Path) -> None:

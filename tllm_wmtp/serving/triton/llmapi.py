@@ -11,6 +11,7 @@ import ast
 import json
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from tllm_wmtp.serving.triton.settings import InstanceSettings
 TEMPLATE = Path("/app/all_models/llmapi/tensorrt_llm")
 #: What tllm_wmtp.trtllm reads, in the model's version folder.
 SETTINGS_FILE = "wmtp.json"
+#: Settings that reach ``model.yaml`` or the settings file, or that it cannot do without.
+CARRIED = (
+    "model", "arm", "depth", "window", "n_sink", "max_batch_size", "max_seq_len", "kv_tokens",
+    "device",
+)  # fmt: skip
 NAME_LINE = re.compile(r'^name:\s*"[^"]*"', re.MULTILINE)
 
 
@@ -43,8 +49,10 @@ def write_llmapi_repository(
         template: the folder ``tensorrt_llm`` of TensorRT-LLM's ``all_models/llmapi``.
 
     Raises:
-        ConfigError: the template is not there or not of the known form, or the model exists.
+        ConfigError: the template is not there or not of the known form, the model exists, or a
+            setting has no counterpart in what is written.
     """
+    _refuse_what_is_not_carried(settings)
     config = NAME_LINE.sub(lambda _: f"name: {quoted(name)}", _read(template, "config.pbtxt"), 1)
     files = {
         "config.pbtxt": config,
@@ -94,12 +102,21 @@ def model_yaml(settings: InstanceSettings) -> str:
     }
     if settings.max_seq_len is not None:
         arguments["max_seq_len"] = settings.max_seq_len
+    kv_cache: dict[str, Any] = {}
+    if settings.arm == "windowed":
+        # A prefix hit would start a ring cold, and drafts out of it are seldom accepted.
+        kv_cache["enable_block_reuse"] = False
     if settings.kv_tokens is not None:
-        arguments["kv_cache_config"] = {"max_tokens": settings.kv_tokens}
+        kv_cache["max_tokens"] = settings.kv_tokens
+    if kv_cache:
+        arguments["kv_cache_config"] = kv_cache
     if settings.speculation is not None:
+        draft_len = settings.speculation.draft_len
+        # The same number twice: early releases read one name, later ones the other.
         arguments["speculative_config"] = {
             "decoding_type": "MTP",
-            "num_nextn_predict_layers": settings.speculation.draft_len,
+            "max_draft_len": draft_len,
+            "num_nextn_predict_layers": draft_len,
         }
     # Streams need decoupled responses; the backend takes one prompt per request.
     arguments["triton_config"] = {"max_batch_size": 0, "decoupled": True}
@@ -114,6 +131,17 @@ def plugin_settings(settings: InstanceSettings) -> dict[str, Any]:
     if settings.arm != "windowed":
         return {"mode": "off"}
     return {"mode": "ring", "window": settings.window, "n_sink": settings.n_sink}
+
+
+def _refuse_what_is_not_carried(settings: InstanceSettings) -> None:
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.name not in CARRIED and value != field.default:
+            raise ConfigError(
+                f"{field.name} {value!r} for the llmapi backend",
+                "TensorRT-LLM is not told it, and would go on as if it had not been asked for",
+                "leave it out, and write what TensorRT-LLM has instead into model.yaml",
+            )
 
 
 def _is_tensorrt_llm(node: ast.Import | ast.ImportFrom) -> bool:
