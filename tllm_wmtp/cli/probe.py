@@ -197,7 +197,7 @@ def summary_lines(result: dict[str, Any]) -> list[str]:
     else:
         lines.append(
             f"In the tail, {summary['tail_keys']:,.0f} keys: entropy {summary['tail_entropy']:.2f} "
-            f"nats ({summary['tail_entropy_share']:.0%} of the most), as many as "
+            f"nats ({percent(summary['tail_entropy_share'])} of the most), as many as "
             f"{summary['tail_participation']:,.0f} equal keys."
         )
     return lines

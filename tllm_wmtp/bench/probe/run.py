@@ -101,6 +101,7 @@ def run_probe(bench: ProbeBench, on_progress: Progress | None = None) -> dict[st
         every.append(samples)
         rows.append({**prompt.about, "positions": bench.positions, **sum_up(samples)})
     summary = sum_up(Samples.pool(every))
+    curve = summary.pop("curve")
     return {
         "benchmark": "probe",
         "config_hash": config_hash(bench),
@@ -115,7 +116,7 @@ def run_probe(bench: ProbeBench, on_progress: Progress | None = None) -> dict[st
         "seed": bench.inputs.seed,
         "rows": rows,
         "summary": summary,
-        "curve": summary.pop("curve"),
+        "curve": curve,
     }
 
 
