@@ -2,10 +2,11 @@
 # Python 3.10+, a C++ compiler and make. Everything lands in .venv and build/.
 PYTHON ?= python3
 VENV   := .venv
+comma  := ,
 BIN    := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -type f)
 
-.PHONY: demo test test-cpp test-slow bench gpu-check plugin-docs lint clean
+.PHONY: demo engine engine-tools test test-cpp test-slow bench gpu-check plugin-docs lint clean
 
 # An editable install: Python sources are used in place, the C++ core is built once and again
 # when a source of it changes.
@@ -22,6 +23,28 @@ $(VENV)/.linters: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/wmtp demo
+
+# What `wmtp build` needs beside the package: TensorRT-RTX and our plugin for it. The CUDA compiler is
+# the system's, else fetched from PyPI.
+EXTRAS := $(if $(shell command -v nvcc 2>/dev/null),rtx,cuda-build$(comma)rtx)
+$(VENV)/.engine-tools: $(VENV)/.installed
+	@echo "installing TensorRT-RTX$(if $(findstring cuda,$(EXTRAS)), and the CUDA compiler) into $(VENV)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	touch $@
+
+engine-tools: $(VENV)/.engine-tools
+	mkdir -p build
+	@echo "compiling the TensorRT plugin (some minutes the first time); log: build/plugin.log"
+	$(BIN)/cmake -S . -B build/cuda -G Ninja -DWMTP_PYTHON=OFF -DWMTP_CUDA=ON -DWMTP_TENSORRT=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja > build/plugin.log 2>&1 || (cat build/plugin.log; false)
+	$(BIN)/cmake --build build/cuda --target wmtp_tensorrt >> build/plugin.log 2>&1 || (tail -50 build/plugin.log; false)
+
+# The demonstration's draft head, from checkpoint to a compiled NVFP4 engine; no GPU needed.
+engine: engine-tools
+	test -d build/demo-nvfp4 || $(BIN)/wmtp quantize --model demo --out build/demo-nvfp4
+	$(BIN)/wmtp build --model build/demo-nvfp4 --backend rtx --target sm120 --out build/demo-engine
+	$(BIN)/wmtp inspect build/demo-engine
 
 test: $(VENV)/.installed test-cpp
 	$(BIN)/python -m pytest

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,8 +220,33 @@ def test_bindings_without_their_libraries_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "rtx_folder", lambda: tmp_path)
-    with pytest.raises(ConfigError, match=r"libraries .*are not; pip install"):
+    with pytest.raises(ConfigError, match=r"libraries .*are not; run `make engine-tools`"):
         backends.find_backend("rtx", "sm120", tmp_path / "links")
+
+
+def test_make_engine_runs_the_documented_commands() -> None:
+    """`make engine` and its page say the same, but for the folder."""
+    page = (toolchain.REPOSITORY / "docs/draft-engines.md").read_text()
+    documented = re.findall(r"^wmtp .*demo-.*$", page, re.MULTILINE)[:3]
+    make = ["make", "--dry-run", "--always-make", "engine"]
+    shown = subprocess.run(make, cwd=toolchain.REPOSITORY, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    found = re.findall(r"\.venv/bin/(wmtp .*)$", shown.stdout.replace("build/", ""), re.MULTILINE)
+    assert found == documented
+    assert len(found) == 3
+
+
+def test_missing_tools_are_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package alone in another folder: neither plugin nor TensorRT-RTX are near it."""
+    monkeypatch.setattr(plugin, "__file__", str(tmp_path / "tllm_wmtp/engine/plugin.py"))
+    with pytest.raises(plugin.PluginMissing, match="run `make engine-tools`"):
+        plugin.find_plugin()
+    monkeypatch.setattr(backends, "__file__", str(tmp_path / "tllm_wmtp/engine/backends.py"))
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="not installed; run `make engine-tools`"):
+        backends.rtx_folder()
 
 
 def test_inspect_prints_what_was_built(

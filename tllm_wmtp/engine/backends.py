@@ -62,7 +62,7 @@ def _find_rtx(target: str, links: Path) -> Backend:
         raise ConfigError(
             f"TensorRT-RTX in {folder}",
             "its bindings are there, its libraries (tensorrt-rtx-cu13-libs) are not",
-            "pip install 'tllm-wmtp[rtx]' (about 100 MB)",
+            "run `make engine-tools` in a checkout, or pip install 'tllm-wmtp[rtx]' (about 100 MB)",
         )
     # The parser opens the library by a name that the wheel does not carry.
     links.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def rtx_folder() -> Path:
     raise ConfigError(
         "backend 'rtx'",
         f"it needs TensorRT-RTX {RTX_VERSION}, which is not installed",
-        "pip install 'tllm-wmtp[rtx]' (about 100 MB)",
+        "run `make engine-tools` in a checkout, or pip install 'tllm-wmtp[rtx]' (about 100 MB)",
     )
 
 

@@ -29,8 +29,8 @@ def find_plugin() -> Path:
     raise PluginMissing(
         f"{LIBRARY} is not in {' or '.join(str(place.parent) for place in places)}",
         "an engine with windowed attention needs it",
-        "run `cmake -S . -B build/cuda -DWMTP_PYTHON=OFF -DWMTP_CUDA=ON -DWMTP_TENSORRT=ON && "
-        "cmake --build build/cuda --target wmtp_tensorrt`",
+        "run `make engine-tools` in the checkout, or `cmake -S . -B build/cuda -DWMTP_PYTHON=OFF "
+        "-DWMTP_CUDA=ON -DWMTP_TENSORRT=ON && cmake --build build/cuda --target wmtp_tensorrt`",
     )
 
 
