@@ -99,10 +99,11 @@ class Row:
             value = getattr(self, name)
             if not isinstance(value, kinds) or isinstance(value, bool):
                 raise _bad(f"{name} {value!r}", f"it must be {_spelled(kinds)}")
-            if value is None and name not in SELF_EVIDENT and name not in self.missing:
-                raise _bad(f"{name} null", "missing must say why a value is not there")
             if not _is_finite(value):
                 raise _bad(f"{name} {value!r}", "every number must be finite")
+        for name in sorted(_KINDS.keys() - SELF_EVIDENT - self.missing.keys()):
+            if getattr(self, name) is None:
+                raise _bad(f"{name} null", "missing must say why a value is not there")
         if (self.benchmark, self.schema) != ("run", SCHEMA):
             raise _bad(
                 f"benchmark {self.benchmark!r}, schema {self.schema}",

@@ -130,7 +130,7 @@ class TritonClient:
         for name, value in values.items():
             kind, dimensions = self._known_inputs()[name]
             shown = value.encode() if isinstance(value, str) else value
-            array = np.full((1,) * dimensions, shown, NUMPY[kind])
+            array: np.ndarray = np.full((1,) * dimensions, shown, NUMPY[kind])
             made.append(self._grpc.InferInput(name, list(array.shape), kind))
             made[-1].set_data_from_numpy(array)
         return made
