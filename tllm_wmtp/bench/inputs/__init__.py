@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tllm_wmtp.bench.inputs.chance import Chance
 from tllm_wmtp.bench.inputs.demo_kinds import DEMO_KINDS, demo_prompt
 from tllm_wmtp.bench.inputs.fit import check_tokenizer, fit
-from tllm_wmtp.bench.inputs.generated import draft
+from tllm_wmtp.bench.inputs.generated import UndeterminedError, draft
 from tllm_wmtp.bench.inputs.lexicon import LEXICONS
 from tllm_wmtp.bench.inputs.options import (
     DIFFICULTIES,
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 #: Every task: generated, in the demonstration language, published.
 TASKS: dict[str, Task] = {**GENERATED, **DEMO_KINDS, **PUBLISHED}
+
+#: Texts that are made until one determines its answers; only lists of words can need a second.
+ATTEMPTS = 8
 
 __all__ = [
     "DIFFICULTIES",
@@ -108,11 +111,19 @@ def make_prompt(
     spoken = LEXICONS[check_choice("lexicon", lexicon, tuple(LEXICONS))]
     resolved = resolve(task, difficulty, spoken, tokens, options)
     chance = Chance("inputs", task, lexicon, tokens, seed, index, _listed(resolved))
-    made = draft(task, spoken, {**GENERATED[task].fixed, **resolved}, tokens, chance)
-    fitted = fit(made.layout, tokenizer, tokens)
+    settings = {**GENERATED[task].fixed, **resolved}
+    for attempt in range(ATTEMPTS):
+        made = draft(task, spoken, settings, tokens, chance.child(f"attempt {attempt}"))
+        fitted = fit(made.layout, tokenizer, tokens)
+        try:
+            answers = made.answers_in(fitted.text)
+            break
+        except UndeterminedError:
+            if attempt == ATTEMPTS - 1:
+                raise
     resolved = {"lexicon": lexicon, "difficulty": difficulty, **resolved}
     return Prompt(
-        task, fitted.ids, fitted.text, made.answers_in(fitted.text), resolved, "all", seed, index,
+        task, fitted.ids, fitted.text, answers, resolved, "all", seed, index,
         needles=fitted.positions,
     )  # fmt: skip
 

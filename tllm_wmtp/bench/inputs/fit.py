@@ -2,15 +2,16 @@
 
 A prompt is a head, filler lines with records between them, and a question. Filler lines are counted
 one by one; the last few tokens are a cut line of filler, before the first whole one, whose words
-are chosen so that the count comes out. The text is then encoded as a whole; where that differs from
-the sum of the lines (tokenizers that look across line breaks), the sum's goal is moved by the
-difference and the text made anew.
+are chosen so that the count comes out. The text is then encoded as a whole. Where that differs from
+the sum of the lines (tokenizers that look across line breaks), the cut line is made anew, and
+after a large difference the number of lines is chosen anew as well.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 
 #: Room for the cut line; a shorter one might not exist in some vocabulary.
 CUT_LINE_TOKENS = 12
+#: A cut line of other lengths serves as well, if only it has to change to correct the count.
+LEAST_CUT_TOKENS, MOST_CUT_TOKENS = 2, 64
 LINES_AT_ONCE = 2000
 MOST_TRIES = 12
 #: Characters around the cut line that can change how it is encoded.
 CONTEXT_CHARACTERS = 200
 #: Tokens around the expected place in which a record is looked for.
 SEARCH_TOKENS = 256
+#: Ends of the cut line's source that are tried, from the longest that fits.
+MOST_ENDS = 8
+WORD_STARTS = re.compile(r"(?<=\n)(?=.)|(?<=[^ \n])(?= )|^")
 GLUE = tuple("abcdefghijklmnopqrstuvwxyz")
 
 
@@ -118,23 +124,27 @@ class _Fit:
         self._across: int | None = None
 
     def run(self) -> Fitted:
-        goal = self.tokens
+        goal, wanted, n_lines = self.tokens, 0, 0
+        body: list[str] = []
+        places: list[int] = []
         for attempt in range(MOST_TRIES):
-            # A goal below the least that fits is met by the least; the next one is corrected.
-            room = max(goal - self.fixed, CUT_LINE_TOKENS)
-            self._extend(room)
-            n_lines = bisect_left(self.ends, room - CUT_LINE_TOKENS + 1) - 1
-            body, places = self._body(n_lines)
-            # Another line at each attempt, so that none is the same as an earlier one.
-            line = self.lines[(n_lines + attempt) % len(self.lines)]
-            cut = self._cut_line(room - self.ends[n_lines], line, body[0])
+            if not LEAST_CUT_TOKENS <= wanted <= MOST_CUT_TOKENS:
+                # A goal below the least that fits is met by the least; the next is corrected.
+                room = max(goal - self.fixed, CUT_LINE_TOKENS)
+                self._extend(room)
+                n_lines = bisect_left(self.ends, room - CUT_LINE_TOKENS + 1) - 1
+                wanted = room - self.ends[n_lines]
+                body, places = self._body(n_lines)
+            # Other lines at each attempt, so that it is not a repetition of an earlier one.
+            cut = self._cut_line(wanted, self._lines_of(wanted, n_lines + attempt), body[0])
             if cut is None:
                 continue
             text = "".join((self.layout.head, cut, *body))
             ids = encode(self.tokenizer, text)
             if len(ids) == self.tokens:
-                return Fitted(text, ids, self._positions(ids, places, room, n_lines))
+                return Fitted(text, ids, self._positions(ids, places, wanted))
             goal += self.tokens - len(ids)
+            wanted += self.tokens - len(ids)
         raise ConfigError(
             f"{self.tokens} tokens of task {self.layout.task}",
             f"no text of exactly that length was found in {MOST_TRIES} tries with this tokenizer",
@@ -163,43 +173,54 @@ class _Fit:
         encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [len(one) for one in encoded]
 
-    def _cut_line(self, wanted: int, line: str, following: str) -> str | None:
-        """A line that adds exactly ``wanted`` tokens between the head and the following line.
+    def _lines_of(self, tokens: int, start: int) -> str:
+        """Successive filler lines of ``tokens`` or a few more."""
+        taken, index = "", start
+        while tokens > 0:
+            line = self.lines[index % len(self.lines)]
+            taken += line
+            tokens -= self._count_of[line]
+            index += 1
+        return taken
 
-        It is the end of ``line``, with words put before it, or letters where every word takes
-        too many tokens. None where nothing fits.
+    def _cut_line(self, wanted: int, source: str, following: str) -> str | None:
+        """A text that adds exactly ``wanted`` tokens between the head and the following line.
+
+        It is the end of ``source``, with words put before it where that end has too few tokens
+        and the next longer one too many, and letters where every word has. None where nothing fits.
         """
         before = self.layout.head[-CONTEXT_CHARACTERS:]
         after = following[:CONTEXT_CHARACTERS]
         base = self._bare([before + after])[0]
 
-        def cost(text: str) -> int:
-            return self._bare([before + text + after])[0] - base
+        def costs(texts: Sequence[str]) -> list[int]:
+            return [count - base for count in self._bare([before + t + after for t in texts])]
 
-        parts = line.strip().split(" ")
-        starts = range(len(parts))
-        ends = [" " + " ".join(parts[start:]) + "\n" for start in starts]
-        for end in [*(text for text in ends if text != line), "\n"]:
-            spent = cost(end)
-            if spent > wanted:
-                continue
-            made = self._lengthen(end, spent, wanted, cost)
+        starts = [match.start() for match in WORD_STARTS.finditer(source)]
+        ends = [source[start:] for start in starts] + ["\n"]
+        fitting = sorted(
+            ((cost, -rank) for rank, cost in enumerate(costs(ends)) if cost <= wanted),
+            reverse=True,
+        )
+        for spent, rank in fitting[:MOST_ENDS]:
+            made = self._lengthen(ends[-rank], spent, wanted, costs)
             if made is not None:
                 return made
         return None
 
-    def _lengthen(self, end: str, spent: int, wanted: int, cost: Any) -> str | None:
+    def _lengthen(
+        self, end: str, spent: int, wanted: int, costs: Callable[[Sequence[str]], list[int]]
+    ) -> str | None:
         """``end`` with words, or else letters, before it until it costs ``wanted``."""
-        words = [" " + word for word in self.layout.words]
         while spent < wanted:
-            turn = spent * 7 % len(words)  # not the same word again and again
-            for piece in (*words[turn:], *words[:turn], *GLUE):
-                now = cost(piece + end)
-                if spent < now <= wanted:
-                    end, spent = piece + end, now
-                    break
-            else:
+            between = "" if end[0] in " \n" else "\n"
+            words = [f" {word}{between}" for word in self.layout.words]
+            longer = [piece + end for piece in (*words, *GLUE)]
+            now = costs(longer)
+            best = max((cost for cost in now if cost <= wanted), default=spent)
+            if best <= spent:
                 return None
+            end, spent = longer[now.index(best)], best
         return end
 
     def _body(self, n_lines: int) -> tuple[list[str], list[int]]:
@@ -219,11 +240,8 @@ class _Fit:
         parts.append(self.layout.tail)
         return parts, places
 
-    def _positions(
-        self, ids: list[int], places: Sequence[int], room: int, n_lines: int
-    ) -> tuple[int, ...]:
+    def _positions(self, ids: list[int], places: Sequence[int], cut: int) -> tuple[int, ...]:
         """Index of each record's first token: by the counts, then where its ids really are."""
-        cut = room - self.ends[n_lines]
         start = len(encode(self.tokenizer, self.layout.head)) + cut
         drift = 0
         positions = []

@@ -27,12 +27,16 @@ RARE_GROUP = 50
 ZIPF_SCALE = 10**18
 
 
+class UndeterminedError(ConfigError):
+    """The text that was made leaves open what the answers are."""
+
+
 @dataclass(frozen=True)
 class Draft:
     """A task before its filler is cut to length.
 
-    ``answers_in`` gives the answers once the text is there; it raises ConfigError where the text
-    does not determine them.
+    ``answers_in`` gives the answers once the text is there; it raises UndeterminedError where
+    the text does not determine them.
     """
 
     layout: Layout
@@ -174,7 +178,7 @@ def common_words(
         least = min(counted[word] for word in common)
         most = max((n for word, n in counted.items() if word not in common), default=0)
         if least <= most:
-            raise ConfigError(
+            raise UndeterminedError(
                 f"common_frequency {frequency}",
                 f"the common words must be more common than the others, one of which comes {most}"
                 " times",
@@ -216,7 +220,7 @@ def frequent_words(
         ranked = sorted(counted, key=lambda word: (-counted[word], word))
         best = ranked[:FREQUENT_ANSWERS]
         if len(ranked) <= FREQUENT_ANSWERS or counted[best[-1]] == counted[ranked[len(best)]]:
-            raise ConfigError(
+            raise UndeterminedError(
                 f"{tokens} tokens of task {task}",
                 f"{FREQUENT_ANSWERS} words must be more frequent than all others",
                 "raise the tokens or alpha, or use another seed",
