@@ -128,15 +128,15 @@ def _of_rows(args: argparse.Namespace) -> dict[str, Any]:
 
 def fit_table(result: dict[str, Any]) -> Table:
     table = Table(
-        title=f"step = intercept + slope x draft length, in ms; {result['model']}, window "
-        f"{result['window']}, sink {result['n_sink']}, {result['threads']} threads",
+        title=f"ms of a step by draft length: {result['model']}, window {result['window']}, "
+        f"{result['threads']} threads",
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
         pad_edge=False,
     )
     table.add_column("context", justify="right", no_wrap=True)
     table.add_column("arm", no_wrap=True)
-    for name in ("slope", "95 %", "intercept", "95 %", "R2", "jump", "t_fwd", "t_ctx"):
+    for name in ("slope", "95 %", "t_fwd", "intercept", "95 %", "R2", "jump"):
         table.add_column(name, justify="right", no_wrap=True)
     for fit in result["fits"]:
         jump, timers = fit["break"], fit.get("timers")
@@ -145,12 +145,11 @@ def fit_table(result: dict[str, Any]) -> Table:
             fit["arm"],
             f"{fit['slope_ms']:.2f}",
             _interval(fit["slope_ms_interval"]),
+            "" if timers is None else f"{timers['t_fwd_ms']:.2f}",
             f"{fit['intercept_ms']:.2f}",
             _interval(fit["intercept_ms_interval"]),
             f"{fit['r_squared']:.3f}",
             "" if jump is None else f"{jump['jump_ms']:.2f} at {jump['gamma']}",
-            "" if timers is None else f"{timers['t_fwd_ms']:.2f}",
-            "" if timers is None else f"{timers['t_ctx_ms']:.2f}",
             end_section=fit["arm"] == "windowed",
         )
     return table

@@ -27,6 +27,11 @@ def add_parser(kinds: argparse._SubParsersAction[Any]) -> None:
     arguments.add_speculation(step)
     arguments.add_types(step)
     step.add_argument("--repeats", type=arguments.positive, default=15, help="steps per row")
+    step.add_argument(
+        "--check-content",
+        action="store_true",
+        help="also compare with a prompt that is really prefilled, at the shortest context",
+    )
     output.add_output(step)
     step.set_defaults(run=run_step)
 
@@ -48,13 +53,20 @@ def run_step(args: argparse.Namespace) -> int:
         kv_dtype=args.kv_dtype,
         repeats=args.repeats,
     )
+    content = None
+    if args.check_content:
+        from tllm_wmtp.bench.content import run_content_check
+
+        content = output.with_progress(partial(run_content_check, bench), "{task.description}")
     result = output.with_progress(partial(run_step_bench, bench), "context {task.description}")
+    if content is not None:
+        result["content"] = content
     output.write(args.out, f"step-{result['config_hash']}.json", result)
     if args.json:
         print(json.dumps(result))
     else:
         Console().print(step_table(result))
-        for line in ratio_lines(result):
+        for line in (*ratio_lines(result), *content_lines(content)):
             print(line)
     return 0
 
@@ -86,6 +98,21 @@ def step_table(result: dict[str, Any]) -> Table:
             end_section=row["arm"] == "windowed",
         )
     return table
+
+
+def content_lines(content: dict[str, Any] | None) -> list[str]:
+    """What random keys and values cost over those of a real prompt."""
+    if content is None:
+        return []
+    lines = []
+    for entry in content["arms"]:
+        low, high = entry["step_ratio_interval"]
+        lines.append(
+            f"{content['context']:>9,} tokens, {entry['arm']}: a step with random keys costs "
+            f"{entry['step_ratio']:.3f} of one with prefilled ones ({low:.3f}-{high:.3f}, "
+            f"{entry['pairs']} pairs)"
+        )
+    return lines
 
 
 def ratio_lines(result: dict[str, Any]) -> list[str]:
