@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import itertools
 import math
@@ -188,12 +189,12 @@ class _Sweep:
     def _sampling(self) -> SamplingConfig:
         homes = {name: self._home(name) for name in SAMPLING}
         values = {name: home.content[name] for name, home in homes.items() if home is not None}
+        if "max_tokens" in values:
+            values["max_tokens"] = self._read("max_tokens", self._count)
         for name in FLOATS & values.keys():
             if type(values[name]) is int:
                 values[name] = float(values[name])
         try:
-            if "max_tokens" in values:
-                values["max_tokens"] = self._count(values["max_tokens"])
             for name, kinds in (("ignore_eos", bool), ("temperature", float)):
                 if not isinstance(values.get(name, kinds()), kinds):
                     raise ConfigError(
@@ -266,12 +267,14 @@ class _Sweep:
 def _number(value: Any, read: Callable[[str], int]) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if isinstance(value, str):
-        try:
+    try:
+        if isinstance(value, str):
             return read(value)
-        except Exception as error:  # argparse's own kind is no ValueError
-            raise ConfigError(f"{value!r}", "a whole number is expected", "see above") from error
-    raise ConfigError(f"{value!r}", "a whole number is expected", "write for example 4032 or 64k")
+    except (ValueError, argparse.ArgumentTypeError):
+        pass
+    raise ConfigError(
+        f"{value!r}", "a whole number is expected", "write for example 4032, 64k or 1m"
+    )
 
 
 def _text(value: Any) -> str:
