@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -54,6 +53,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name, folder in (
         ("Qwen3NextForCausalLM", qwen),
+        ("Qwen3_5MoeForConditionalGeneration", qwen),
         ("NemotronHForCausalLM", nemotron),
         ("Glm4MoeForCausalLM", qwen),
         ("DeepseekV3ForCausalLM", qwen),
@@ -75,12 +75,9 @@ class Vendor:
         self.layout, self.checkpoints = layout, checkpoints
 
     def model(self, architecture: str = "Qwen3NextForCausalLM", **spec: Any) -> Any:
-        importlib.import_module("tensorrt_llm._torch.models")
-        from tensorrt_llm._torch.models.modeling_utils import MODEL_CLASS_MAPPING
-
         config = common.MTPDecodingConfig(**spec)
         path = self.checkpoints[architecture]
-        return MODEL_CLASS_MAPPING[architecture](common.model_config(path, config))
+        return common.model_class(architecture)(common.model_config(path, config))
 
     def restart(self) -> None:
         """As a new process would find it: settings are read once in each."""

@@ -62,7 +62,8 @@ def test_rotary_positions_on_three_axes_are_no_hindrance(vendor: Any, configure:
     """Multimodal models have them for text as well; lengths on the device count the tokens."""
     configure(window=WINDOW, n_sink=SINK)
     register()
-    executor = vendor.executor(vendor.model(), chunk=vendor.chunk, mrope=True)
+    model = vendor.model("Qwen3_5MoeForConditionalGeneration")
+    executor = vendor.executor(model, chunk=vendor.chunk, mrope=True)
     luck = random.Random(2)
     executor.hits = lambda one: luck.randrange(4)
     oracle = Oracle(executor, WINDOW, SINK, lanes=8)
@@ -318,3 +319,23 @@ def test_registered_classes_can_be_found_by_name_in_a_worker(vendor: Any, config
     if vendor.layout == "late":
         modules = modeling_utils.export_external_model_modules()
         assert modules["Qwen3NextForCausalLM"] == "tllm_wmtp.trtllm.plugin"
+
+
+@pytest.mark.parametrize("layout", ["late"], indirect=True)
+def test_a_worker_that_is_told_module_names_windows_the_text_model_of_a_multimodal_one(
+    vendor: Any, configure: Any
+) -> None:
+    """It looks the wrapper up, which is the vendor's own: nothing else brings the plug-in in."""
+    import importlib
+
+    configure(window=WINDOW, n_sink=SINK)
+    utils = "tensorrt_llm._torch.models.modeling_utils"
+    register()
+    told = importlib.import_module(utils).export_external_model_modules()
+    assert told["Qwen3_5MoeForConditionalGeneration"] == "tllm_wmtp.trtllm.plugin"
+    vendor.restart()
+    importlib.import_module(utils).register_external_model_modules(told)
+    model = vendor.model("Qwen3_5MoeForConditionalGeneration")
+    assert type(model).__name__ == "Qwen3_5MoeForConditionalGeneration"
+    assert type(model.llm).__name__ == "WindowedQwen3_5MoeForCausalLM"
+    assert resources.find_owner(model) is resources.find_owner(model.llm) is not None

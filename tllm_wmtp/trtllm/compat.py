@@ -66,6 +66,12 @@ SYMBOLS = (
         "finds the models to subclass",
     ),
     Symbol(
+        "EXTERNAL_MODULES",
+        (f"{_TORCH}.models.modeling_utils:_EXTERNAL_ARCH_TO_MODULE",),
+        "has workers import the plug-in for multimodal models whose text model is ours",
+        is_required=False,
+    ),
+    Symbol(
         "Attention",
         (
             f"{_TORCH}.attention.attention:Attention",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,13 @@ _BASE = "_wmtp_base"
 
 @dataclass(frozen=True)
 class Family:
-    """``architectures`` of config.json and the vendor's modules that define their classes."""
+    """``architectures`` of text models, the vendor's modules that define their classes, and
+    ``wrappers``: multimodal architectures that look one of these up for their text."""
 
     name: str
     architectures: tuple[str, ...]
     modules: tuple[str, ...]
+    wrappers: tuple[str, ...] = ()
 
 
 FAMILIES = (
@@ -31,6 +34,7 @@ FAMILIES = (
         "Qwen3-Next and Qwen3.5",
         ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
         ("modeling_qwen3_next", "modeling_qwen3_5"),
+        ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     ),
     Family(
         "Nemotron-H",
@@ -97,8 +101,25 @@ def register_models() -> list[str]:
             cls = _published.get(f"Windowed{base.__name__}") or windowed_class(base, chosen)
             _published[cls.__name__] = cls
             register_auto_model(architecture)(cls)
+    name_for_wrappers(registered)
     resources.install()
     return list(models)
+
+
+def name_for_wrappers(registered: Mapping[str, Any]) -> None:
+    """Has workers import the plug-in for the wrappers of its models too.
+
+    Late releases tell a worker the module of each external architecture, which it imports when that
+    architecture is looked up. A wrapper is the vendor's own, so looking it up would bring in
+    nothing of ours, and the text model inside it would be the stock one.
+    """
+    external, _ = compat.probe(compat.BY_NAME["EXTERNAL_MODULES"])
+    if external is None:
+        return
+    for family in FAMILIES:
+        for wrapper in family.wrappers:
+            if wrapper in registered:
+                external.setdefault(wrapper, PLUGIN_MODULE)
 
 
 _published: dict[str, type] = {}

@@ -7,6 +7,7 @@ its token and the two before it. The draft layer is a real MTP head of a tiny ch
 from __future__ import annotations
 
 import enum
+import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -392,6 +393,40 @@ class SpecDecOneEngineForCausalLM(nn.Module):
             draft_model=self.draft_model,
             resource_manager=resource_manager,
         )
+
+
+def model_class(architecture: str) -> Any:
+    """The registered class: late releases import their zoo when a model is looked up."""
+    importlib.import_module("tensorrt_llm._torch.models")
+    registry = importlib.import_module("tensorrt_llm._torch.models.modeling_utils")
+    look_up = getattr(registry, "get_registered_model_class", registry.MODEL_CLASS_MAPPING.get)
+    return look_up(architecture)
+
+
+class MultimodalWrapper(nn.Module):
+    """A model of images and text: the text model is looked up by its own architecture."""
+
+    inner = ""
+
+    def __init__(self, model_config: Any):
+        super().__init__()
+        self.llm = model_class(self.inner)(model_config)
+        self.model_config, self.config = self.llm.model_config, self.llm.config
+
+    @property
+    def model(self) -> nn.Module:
+        return self.llm.model
+
+    @property
+    def spec_config(self) -> Any:
+        return self.llm.spec_config
+
+    @property
+    def draft_model(self) -> Any:
+        return self.llm.draft_model
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        return self.llm.forward(*args, **kwargs)
 
 
 class BaseResourceManager(ABC):

@@ -292,6 +292,7 @@ def causal_model(layer: type, worker: Any) -> type:
 
 
 Qwen3NextForCausalLM = causal_model(Qwen3NextMTP, get_spec_worker)
+Qwen3_5MoeForCausalLM = causal_model(Qwen3NextMTP, get_spec_worker)
 NemotronHForCausalLM = causal_model(NemotronHMTP, get_spec_worker)
 Glm4MoeForCausalLM = causal_model(Glm4MTP, get_spec_worker)
 DeepseekV3ForCausalLM = causal_model(DeepseekV3MTP, get_spec_worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -25,13 +26,39 @@ def register_auto_model(name: str):
     return decorator
 
 
+#: The module of the zoo that registers an architecture; it is imported when that is looked up.
+ZOO = {
+    "Qwen3NextForCausalLM": "modeling_qwen3_next",
+    "Qwen3_5MoeForCausalLM": "modeling_qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "modeling_qwen3_5",
+    "NemotronHForCausalLM": "modeling_nemotron_h",
+    "Glm4MoeForCausalLM": "modeling_glm",
+    "DeepseekV3ForCausalLM": "modeling_deepseekv3",
+}
+_EXTERNAL_ARCH_TO_MODULE: dict[str, str] = {}
+
+
 def export_external_model_modules() -> dict[str, str]:
+    """What a driver tells its workers: modules by name, no classes."""
     classes = MODEL_CLASS_MAPPING.items()
-    return {
+    external = {
         arch: cls.__module__
         for arch, cls in classes
         if not cls.__module__.startswith("tensorrt_llm")
     }
+    return _EXTERNAL_ARCH_TO_MODULE | external
+
+
+def register_external_model_modules(arch_to_module: dict[str, str]) -> None:
+    """In a worker; imports nothing."""
+    _EXTERNAL_ARCH_TO_MODULE.update(arch_to_module)
+
+
+def get_registered_model_class(model_arch: str):
+    if model_arch not in MODEL_CLASS_MAPPING:
+        ours = f"tensorrt_llm._torch.models.{ZOO.get(model_arch)}"
+        importlib.import_module(_EXTERNAL_ARCH_TO_MODULE.get(model_arch, ours))
+    return MODEL_CLASS_MAPPING.get(model_arch)
 
 
 class Attention(common.AttentionBase):
@@ -236,6 +263,7 @@ def get_spec_resource_manager(model_engine: Any, draft_model_engine: Any = None)
 
 
 Qwen3NextForCausalLM = early.causal_model(Qwen3NextMTP, get_spec_worker)
+Qwen3_5MoeForCausalLM = early.causal_model(Qwen3NextMTP, get_spec_worker)
 NemotronHForCausalLM = early.causal_model(NemotronHMTP, get_spec_worker)
 Glm4MoeForCausalLM = early.causal_model(Glm4MTP, get_spec_worker)
 DeepseekV3ForCausalLM = early.causal_model(DeepseekV3MTP, get_spec_worker)

@@ -27,11 +27,9 @@ class LLM:
         disable_overlap_scheduler: bool = False,
         tensor_parallel_size: int = 1,
     ):
-        importlib.import_module("tensorrt_llm._torch.models")
-        registry = importlib.import_module("tensorrt_llm._torch.models.modeling_utils")
         creator = importlib.import_module("tensorrt_llm._torch.pyexecutor.py_executor_creator")
         text = json.loads((Path(model) / "config.json").read_text())
-        cls = registry.MODEL_CLASS_MAPPING[text["architectures"][0]]
+        cls = common.model_class(text["architectures"][0])
         built = cls(common.model_config(model, speculative_config))
         padding = bool(cuda_graph_config and cuda_graph_config.enable_padding)
         chunk = 16 if enable_chunked_prefill else 4096

@@ -8,6 +8,7 @@ LAYOUTS = ("early", "late")
 
 _MODELS = {
     "modeling_qwen3_next": ("Qwen3NextMTP", "Qwen3NextForCausalLM"),
+    "modeling_qwen3_5": ("Qwen3_5MoeForCausalLM",),
     "modeling_nemotron_h": ("NemotronHMTP", "NemotronHForCausalLM"),
     "modeling_glm": ("Glm4MTP", "Glm4MoeForCausalLM"),
     "modeling_deepseekv3": ("DeepseekV3MTP", "DeepseekV3ForCausalLM"),
@@ -45,7 +46,10 @@ BY_LAYOUT = {
         "_torch.models.modeling_utils": (
             "register_auto_model",
             "MODEL_CLASS_MAPPING",
+            "_EXTERNAL_ARCH_TO_MODULE",
             "export_external_model_modules",
+            "register_external_model_modules",
+            "get_registered_model_class",
         ),
         "_torch.attention.attention": ("Attention",),
         "_torch.attention": ("Attention",),
@@ -63,6 +67,14 @@ def create_py_executor(engine):
     return common.Executor(engine, manager, get_spec_metadata)
 """
 
+_WRAPPER = """
+from vendor_stub import common
+
+
+@register_auto_model("Qwen3_5MoeForConditionalGeneration")
+class Qwen3_5MoeForConditionalGeneration(common.MultimodalWrapper):
+    inner = "Qwen3_5MoeForCausalLM"
+"""
 _REGISTER = """
 {name} = register_auto_model("{name}")(type("{name}", ({name},), {{"__module__": __name__}}))
 """
@@ -77,9 +89,12 @@ def write_package(root: Path, layout: str) -> Path:
     for module, names in _MODELS.items():
         lines = [_import(layout, name) for name in names]
         lines.append("from tensorrt_llm._torch.models.modeling_utils import register_auto_model")
-        _write(base, f"_torch.models.{module}", "\n".join(lines) + _REGISTER.format(name=names[-1]))
+        text = "\n".join(lines) + _REGISTER.format(name=names[-1])
+        if module == "modeling_qwen3_5":
+            text += _WRAPPER
+        _write(base, f"_torch.models.{module}", text)
     zoo = "\n".join(f"from . import {module}" for module in _MODELS)
-    (base / "_torch/models/__init__.py").write_text(zoo)
+    (base / "_torch/models/__init__.py").write_text(zoo if layout == "early" else "")
     _write(base, "_torch.pyexecutor.py_executor_creator", _CREATOR)
     names = "SamplingParams"
     (base / "__init__.py").write_text(
