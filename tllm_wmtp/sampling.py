@@ -175,5 +175,10 @@ def _is_int(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether it is a number, no boolean, and neither NaN nor infinite."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number, no boolean, and neither NaN nor infinite nor beyond any float."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
