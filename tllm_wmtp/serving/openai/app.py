@@ -91,7 +91,10 @@ class Front:
         try:
             body = read_object(await self._body(request))
             self._check_model(body.get("model"))
-            call = read(body)
+            try:
+                call = read(body)
+            except RecursionError:  # what JSON could just be read may be too deep to be shown
+                raise refusal("the body", "it is nested too deep", "send less depth") from None
             self.service.take(call.completions - places, call.completions)
             places = call.completions
             batch = self.service.start(await work_of(call))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 import threading
@@ -21,6 +22,8 @@ from tllm_wmtp.serving.openai.settings import ServerSettings
 
 #: Seconds for requests that were ended at a stop to send their last words.
 CLOSING_S = 5.0
+#: A client that takes nothing of its answer for so long has left (Linux; elsewhere it may stay).
+SEND_TIMEOUT_S = 60.0
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -35,6 +38,9 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # passed on to every connection
+            milliseconds = round(SEND_TIMEOUT_S * 1e3)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         listener.bind(address)
     except (OSError, OverflowError) as error:
         raise ConfigError(
@@ -43,6 +49,11 @@ def bind(host: str, port: int) -> socket.socket:
             "choose another --host or --port",
         ) from None
     return listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can reach it; a name may stand for any address."""
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def url(listener: socket.socket) -> str:

@@ -47,6 +47,8 @@ class Batch:
         self.prompt_tokens, self.cached_tokens = [0] * size, [0] * size
         self.output_tokens = [0] * size
         self.ended = False
+        #: Whether nobody reads it any more, and how many of its completions have ended.
+        self.forgotten, self.finished = False, 0
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
         self._running = size
         self._handles: list[RequestHandle] = []
@@ -98,6 +100,9 @@ class Batch:
 
 class Service:
     """Used from one event loop.
+
+    A completion keeps its place until the engine has nothing of it left and nobody waits for its
+    answer: a client that does not fetch it keeps others from theirs, not the server's memory.
 
     Args:
         llm: the caller shuts it down, after the loop's end.
@@ -166,6 +171,9 @@ class Service:
         """Nobody reads a batch any more: what still runs of it is ended."""
         batch.end()
         self._batches.discard(batch)
+        if not batch.forgotten:
+            batch.forgotten = True
+            self.free(batch.finished)
 
     def end_all(self) -> None:
         for batch in self._batches:
@@ -180,8 +188,7 @@ class Service:
     async def _follow(
         self, batch: Batch, index: int, prompt: Prompt, params: SamplingParams
     ) -> None:
-        """One completion, to its end even if nobody reads it: its place is free when the engine has
-        nothing of it left."""
+        """One completion, to its end even if nobody reads it."""
         output: RequestOutput | None = None
         try:
             # A long prompt takes its time to tokenize; the other streams do not wait for it.
@@ -196,7 +203,9 @@ class Service:
             batch.end()
             batch.put(Piece(index, error=HttpError(500, f"{type(error).__name__}: {error}")))
         finally:
-            self.free(1)
+            batch.finished += 1
+            if batch.forgotten:
+                self.free(1)
             reason = None if output is None else output.outputs[0].finish_reason
             self._metrics.count(reason or "error", None if output is None else output.metrics)
 

@@ -37,6 +37,14 @@ class ServerSettings:
             raise ConfigError(
                 "an empty served model name", "clients call the model by it", "give it a name"
             )
+        try:
+            self.served_name.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"served model name {self.served_name!r}",
+                "every answer holds it, so it must be valid Unicode",
+                "give it another name",
+            ) from None
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
             raise ConfigError(
                 "an API key that is empty or not ASCII",
