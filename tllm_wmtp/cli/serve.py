@@ -18,7 +18,6 @@ from tllm_wmtp.serving.openai.settings import ServerSettings
 #: Imported by the server; the extra ``serve`` installs them.
 NEEDED = ("fastapi", "uvicorn", "jinja2", "prometheus_client")
 API_KEY = "WMTP_API_KEY"
-LOOPBACK = ("127.", "::1", "localhost")
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -106,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tllm_wmtp import LLM, KvCacheConfig
     from tllm_wmtp.serving.openai.chat_template import ChatTemplate
-    from tllm_wmtp.serving.openai.server import Server, bind, url
+    from tllm_wmtp.serving.openai.server import Server, bind, is_loopback, url
 
     # What can be refused is refused before the weights are read.
     template = ChatTemplate.of(directory)
@@ -122,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
         ) as llm,
     ):
-        if settings.api_key is None and not args.host.startswith(LOOPBACK):
+        if settings.api_key is None and not is_loopback(listener):
             sys.stderr.write(f"wmtp: {args.host} may be reached by others, and needs no API key\n")
         state = {
             "url": url(listener),
