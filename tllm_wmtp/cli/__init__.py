@@ -15,6 +15,7 @@ from tllm_wmtp import __version__
 from tllm_wmtp.cli import (
     bench,
     build,
+    data,
     demo,
     generate,
     info,
@@ -44,6 +45,7 @@ def build_parser() -> Parser:
         info,
         build,
         inspect,
+        data,
         plan,
         probe,
         quantize,

@@ -83,6 +83,9 @@ def demo_prompt(
         )
     expected = "" if made.expected_ids is None else language.text_of(made.expected_ids)
     answers, scoring = _answers(task, expected)
+    if task == "lists":
+        records = [line for line in text.split("\n") if line.startswith("key ")]
+        options = {"n_records": len(records), "n_asked": len(answers)}
     options["lexicon"] = "demo"
     return Prompt(task, ids, text, answers, options, scoring, seed, index)
 
