@@ -136,7 +136,7 @@ def fit_table(result: dict[str, Any]) -> Table:
     )
     table.add_column("context", justify="right", no_wrap=True)
     table.add_column("arm", no_wrap=True)
-    for name in ("slope", "95 %", "t_fwd", "intercept", "95 %", "R2", "jump"):
+    for name in ("slope", "95 %", "t_fwd", "intercept", "R2", "jump"):
         table.add_column(name, justify="right", no_wrap=True)
     for fit in result["fits"]:
         jump, timers = fit["break"], fit.get("timers")
@@ -147,7 +147,6 @@ def fit_table(result: dict[str, Any]) -> Table:
             _interval(fit["slope_ms_interval"]),
             "" if timers is None else f"{timers['t_fwd_ms']:.2f}",
             f"{fit['intercept_ms']:.2f}",
-            _interval(fit["intercept_ms_interval"]),
             f"{fit['r_squared']:.3f}",
             "" if jump is None else f"{jump['jump_ms']:.2f} at {jump['gamma']}",
             end_section=fit["arm"] == "windowed",
