@@ -55,6 +55,7 @@ def test_the_pages_show_every_command() -> None:
         "bench step",
         "bench depth",
         "bench prefill",
+        "bench fit",
         "bench attention",
         "info demo",
     ):
