@@ -233,6 +233,7 @@ def test_or_runs_with_stock_mtp_where_the_settings_say_so(
             {"cache_transceiver_config": common.SimpleNamespace(backend="NIXL")},
             "leaves its draft ring behind",
         ),
+        ({"prefill_cuda_graph_backend": "breakable"}, "a replayed prefill would leave out"),
     ],
 )
 def test_serving_that_moves_or_splits_sequences_is_refused(

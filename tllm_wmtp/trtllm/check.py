@@ -16,7 +16,7 @@ from typing import Any
 
 from tllm_wmtp.errors import ConfigError
 from tllm_wmtp.trtllm import compat
-from tllm_wmtp.trtllm.settings import OFF, PAGES, PREFIX, RING
+from tllm_wmtp.trtllm.settings import ENGINE, OFF, PAGES, PREFIX, RING, Settings
 
 HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
 
@@ -32,7 +32,20 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Workload:
-    """One small run, the same in every arm."""
+    """One small run, the same in every arm.
+
+    Args:
+        context: tokens of the longest prompt.
+        max_tokens: to generate per prompt.
+        draft_len: drafts per step.
+        window, n_sink: of the draft, in the modes ``ring`` and ``pages``.
+        tp: tensor-parallel GPUs.
+        engine: directory of a draft engine, to run mode ``engine`` as well, at the engine's own
+            window and depth.
+
+    Raises:
+        ConfigError: a size breaks a rule.
+    """
 
     model: Path
     context: int = 512
@@ -41,6 +54,14 @@ class Workload:
     window: int = 128
     n_sink: int = 16
     tp: int = 1
+    engine: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("context", "max_tokens", "draft_len", "tp"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"{name} {value}", "it must be 1 or more", f"raise {name}")
+        Settings(RING, self.window, self.n_sink)
 
 
 def check(workload: Workload | None) -> Iterator[Verdict]:
@@ -66,7 +87,7 @@ def check(workload: Workload | None) -> Iterator[Verdict]:
         return
     yield _registration()
     if workload is None:
-        yield Verdict("runs", SKIPPED, "no model was given")
+        yield Verdict("runs", SKIPPED, "names only were asked for")
         return
     yield from _runs(workload)
 
@@ -101,17 +122,22 @@ def _registration() -> Verdict:
 
 
 def _runs(workload: Workload) -> Iterator[Verdict]:
-    results: dict[str, Mapping[str, Any]] = {}
-    for mode, feature in ((OFF, "stock MTP"), (RING, "ring"), (PAGES, "pages")):
+    try:
+        stock = run_arm(workload, OFF)
+    except ConfigError as error:
+        yield Verdict("stock MTP", FAILS, str(error))
+        yield Verdict("windowed runs", SKIPPED, "there is no stock MTP to compare them with")
+        return
+    yield Verdict("stock MTP", HOLDS, _describe(stock))
+    modes = (RING, PAGES) if workload.engine is None else (RING, PAGES, ENGINE)
+    for mode in modes:
         try:
-            results[mode] = run_arm(workload, mode)
+            result = run_arm(workload, mode)
         except ConfigError as error:
-            yield Verdict(feature, FAILS, str(error))
+            yield Verdict(mode, FAILS, str(error))
             continue
-        yield Verdict(feature, HOLDS, _describe(results[mode]))
-    for mode in (RING, PAGES):
-        if OFF in results and mode in results:
-            yield _same_output(mode, results[OFF]["tokens"], results[mode]["tokens"])
+        yield Verdict(mode, HOLDS, _describe(result))
+        yield _same_output(mode, stock["tokens"], result["tokens"])
 
 
 def _describe(result: Mapping[str, Any]) -> str:
@@ -141,23 +167,10 @@ def run_arm(workload: Workload, mode: str) -> Mapping[str, Any]:
     Raises:
         ConfigError: it failed; the message has the last line of its errors.
     """
+    options, settings = arm_options(workload, mode)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
-    environment |= {
-        f"{PREFIX}MODE": mode,
-        f"{PREFIX}WINDOW": str(workload.window),
-        f"{PREFIX}N_SINK": str(workload.n_sink),
-    }
-    options = {
-        "--model": workload.model,
-        "--vocab-size": _vocab_size(workload.model),
-        "--context": workload.context,
-        "--max-tokens": workload.max_tokens,
-        "--draft-len": workload.draft_len,
-        "--tp": workload.tp,
-    }
-    command = [sys.executable, "-m", "tllm_wmtp.trtllm.smoke"]
-    for name, value in options.items():
-        command += [name, str(value)]
+    environment |= {f"{PREFIX}{name.upper()}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "tllm_wmtp.trtllm.smoke", *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
@@ -171,12 +184,48 @@ def run_arm(workload: Workload, mode: str) -> Mapping[str, Any]:
     return result
 
 
-def _vocab_size(model: Path) -> int:
+def arm_options(workload: Workload, mode: str) -> tuple[list[str], dict[str, str]]:
+    """Options of :mod:`tllm_wmtp.trtllm.smoke`, and the plug-in's settings.
+
+    Raises:
+        ConfigError: the checkpoint or the engine cannot be read.
+    """
+    settings = {"mode": mode, "window": str(workload.window), "n_sink": str(workload.n_sink)}
+    draft_len, flags = workload.draft_len, []
+    if mode == ENGINE:
+        from tllm_wmtp.engine.directory import read_config
+
+        assert workload.engine is not None
+        built = read_config(workload.engine)["options"]
+        draft_len, flags = built["depth"] - 1, ["--no-graphs"]
+        settings |= {
+            "window": str(built["window"]),
+            "n_sink": str(built["n_sink"]),
+            "engine": str(workload.engine),
+        }
+    values = {
+        "--model": workload.model,
+        "--vocab-size": vocab_size(workload.model),
+        "--context": workload.context,
+        "--max-tokens": workload.max_tokens,
+        "--draft-len": draft_len,
+        "--tp": workload.tp,
+    }
+    pairs = [text for name, value in values.items() for text in (name, str(value))]
+    return pairs + flags, settings
+
+
+def vocab_size(model: Path) -> int:
+    """Of a checkpoint, by its config.json.
+
+    Raises:
+        ConfigError: there is none, or it does not say.
+    """
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
-            f"model {model}", f"its config.json cannot be read: {error}", "name a checkpoint"
+            f"model {model}", f"its config.json cannot be used: {problem}", "name a checkpoint"
         ) from None
-    text = config.get("text_config", config)
-    return int(text["vocab_size"])

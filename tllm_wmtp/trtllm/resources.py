@@ -61,6 +61,9 @@ def manager_class() -> type:
     class LaneManager(base):
         """Gives requests their rings. It never limits scheduling: there are rings enough."""
 
+        #: Per-step metadata of some releases asks whether hidden states are kept here.
+        hidden_states = None
+
         def __init__(self, owner: LaneOwner, max_requests: int):
             self.slot_manager = SlotView(owner)
             self.max_requests = max_requests
@@ -121,7 +124,8 @@ def extend_manager(inner: Any, owner: LaneOwner, max_requests: int) -> Any:
 def check_serving(model_engine: Any) -> None:
     """
     Raises:
-        ConfigError: beams, or prefill and decode in different places: the rings would be elsewhere.
+        ConfigError: beams; prefill and decode in different places: the rings would be elsewhere;
+            prefills as graphs: what tells a ring its rows would not run at a replay.
     """
     options = getattr(model_engine, "llm_args", None)
     beams = getattr(options, "max_beam_width", None) or 1
@@ -130,6 +134,15 @@ def check_serving(model_engine: Any) -> None:
             f"max_beam_width {beams}",
             "a ring belongs to one sequence",
             "set max_beam_width to 1, or TRTLLM_WMTP_MODE=off",
+        )
+    prefill = getattr(options, "prefill_cuda_graph_backend", None)
+    named = str(getattr(prefill, "value", prefill)).lower()
+    if prefill is not None and named != "disabled":
+        raise ConfigError(
+            f"prefill_cuda_graph_backend {named}",
+            "a draft's rows are told to its ring before each forward, which a replayed prefill "
+            "would leave out",
+            "set it to disabled, or set TRTLLM_WMTP_MODE=off",
         )
     transfer = getattr(options, "cache_transceiver_config", None)
     if transfer is not None and getattr(transfer, "backend", None) is not None:

@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         model=args.model,
         speculative_config=MTPDecodingConfig(**names),
         kv_cache_config=KvCacheConfig(enable_block_reuse=False, free_gpu_memory_fraction=0.5),
-        cuda_graph_config=CudaGraphConfig(enable_padding=True, max_batch_size=4),
+        cuda_graph_config=None
+        if args.no_graphs
+        else CudaGraphConfig(enable_padding=True, max_batch_size=4),
         max_batch_size=4,
         max_seq_len=args.context + args.max_tokens + 64,
         max_num_tokens=4096,
@@ -82,6 +84,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, required=True)
     parser.add_argument("--draft-len", type=int, required=True)
     parser.add_argument("--tp", type=int, required=True)
+    parser.add_argument("--no-graphs", action="store_true")
     args = parser.parse_args()
     # Before TensorRT-LLM looks models up: its workers import the same module by name.
     import tllm_wmtp.trtllm.plugin  # noqa: F401
