@@ -130,7 +130,8 @@ class Cell:
         longest = self.context + self.sampling.max_tokens
         page = KvCacheConfig().tokens_per_page
         rows = 1 if self.speculation is None else self.speculation.rows
-        pool = self.batch * (longest + rows + page)
+        pages = -(-(longest + rows) // page) + 1  # one that the scheduler leaves for its growth
+        pool = self.batch * pages * page
         return EngineConfig(
             speculation=self.speculation,
             kv_cache=KvCacheConfig(pool, dtype=self.kv_dtype, enable_block_reuse=False),

@@ -101,6 +101,7 @@ class OpenAiClient:
             prompt_tokens=usage.get("prompt_tokens") or len(prompt.ids),
             text=counter.text,
             token_ids=None if ids is None else tuple(ids),
+            output_tokens=usage.get("completion_tokens"),
             cached_tokens=details.get("cached_tokens"),
         )
 

@@ -25,8 +25,9 @@ class Piece:
 class Stream:
     """One request's answer.
 
-    ``pieces`` are those with tokens, in their order. ``cached_tokens`` are those of the prompt that
-    the server says it had; None where it says nothing. ``histogram`` is the server's own.
+    ``pieces`` are those with tokens, in their order; their tokens are counted in the text where
+    ``token_ids`` is None. What the server says itself, or None where it says nothing:
+    ``output_tokens``, ``cached_tokens`` (of the prompt, that it had from before), ``histogram``.
     """
 
     sent: float
@@ -35,6 +36,7 @@ class Stream:
     text: str
     token_ids: tuple[int, ...] | None = None
     histogram: tuple[int, ...] | None = None
+    output_tokens: int | None = None
     cached_tokens: int | None = None
 
     @property
@@ -45,16 +47,20 @@ class Stream:
         return later[:-1] if len(later) > 1 else later
 
     def answer(self) -> Answer:
-        """With the server's own count of accepted drafts, if there is one."""
+        """With the server's own counts where it has better ones."""
         steps, tokens = len(self.steps), sum(piece.tokens for piece in self.steps)
+        made = sum(piece.tokens for piece in self.pieces)
+        if self.token_ids is None and self.output_tokens is not None:
+            # A text's tokens need not be those that made it. The first came from the prefill.
+            made, steps, tokens = self.output_tokens, len(self.pieces) - 1, self.output_tokens - 1
         if self.histogram is not None:
             steps = sum(self.histogram)
             tokens = sum(count * (drafts + 1) for drafts, count in enumerate(self.histogram))
         return Answer(
             prompt_tokens=self.prompt_tokens,
-            output_tokens=sum(piece.tokens for piece in self.pieces),
-            steps=steps,
-            step_tokens=tokens,
+            output_tokens=made,
+            steps=max(steps, 0),
+            step_tokens=tokens if steps > 0 else 0,
             ttft_s=None if self.cached_tokens or not self.pieces else self.pieces[0].at - self.sent,
             token_ids=self.token_ids,
             text=self.text,
