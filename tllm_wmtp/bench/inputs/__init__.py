@@ -134,4 +134,8 @@ def _check_numbers(tokens: object, seed: object) -> None:
 
 
 def _listed(options: Mapping[str, Any]) -> str:
-    return ",".join(f"{name}={options[name]}" for name in sorted(options))
+    """The options as text; of numbers with a fraction, the exact one."""
+    return ",".join(
+        f"{name}={value.hex() if isinstance(value, float) else value}"
+        for name, value in sorted(options.items())
+    )

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 CUT_LINE_TOKENS = 12
 #: A cut line of other lengths serves as well, if only it has to change to correct the count.
 LEAST_CUT_TOKENS, MOST_CUT_TOKENS = 2, 64
-LINES_AT_ONCE = 2000
+#: Lines that are made and counted together; as many as there are already, within these bounds.
+LEAST_AT_ONCE, MOST_AT_ONCE = 16, 2000
 MOST_TRIES = 12
 #: Characters around the cut line that can change how it is encoded.
-CONTEXT_CHARACTERS = 200
+CONTEXT_CHARACTERS = 64
 #: Tokens around the expected place in which a record is looked for.
 SEARCH_TOKENS = 256
 #: Ends of the cut line's source that are tried, from the longest that fits.
@@ -154,7 +155,8 @@ class _Fit:
     def _extend(self, room: int) -> None:
         """Filler lines until they exceed ``room`` tokens."""
         while self.ends[-1] <= room:
-            batch = list(islice(self.layout.filler, LINES_AT_ONCE))
+            at_once = min(LEAST_AT_ONCE + len(self.lines), MOST_AT_ONCE)
+            batch = list(islice(self.layout.filler, at_once))
             for line, count in zip(batch, self._counts(batch), strict=True):
                 self.lines.append(line)
                 self.ends.append(self.ends[-1] + count)

@@ -24,7 +24,8 @@ from tllm_wmtp.errors import ConfigError
 LEAST_RECORD_TOKENS = 5
 #: Rare words that are shuffled together.
 RARE_GROUP = 50
-ZIPF_SCALE = 10**18
+#: Weights stay below 2**53, where a product with a random number is exact enough.
+ZIPF_SCALE = 10**12
 
 
 class UndeterminedError(ConfigError):

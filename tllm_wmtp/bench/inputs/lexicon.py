@@ -60,7 +60,7 @@ class English:
     name = "english"
     #: Different words that the counting tasks can draw from.
     n_list_words = 26**5
-    words = (*words.SHORT, *words.NOUNS, *words.PEOPLE, *words.PLACES)
+    words = (*words.SHORT, *words.PEOPLE, *words.PLACES)
     value_types = VALUE_TYPES
     head = (
         'The text below is long. Here and there it states the code of a key, as in "The code of'
@@ -68,7 +68,7 @@ class English:
     )
     vt_head = (
         "The text below is long. Here and there it assigns a variable: a number, or the value of"
-        " another variable. Remember who got what: a question follows the text.\n\n"
+        " another variable. Remember every assignment: a question follows the text.\n\n"
     )
     count_head = "The list below has one word on each line. Some words are on it more often.\n\n"
 

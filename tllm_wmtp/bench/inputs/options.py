@@ -139,6 +139,8 @@ def resolve(
     options = {**_suited(preset, lexicon, tokens), **given}
     for option, value in options.items():
         _check(option, value, lexicon)
+        if option in ("alpha", "depth") and value != UNIFORM:
+            options[option] = float(value)
     if "queries" in options and options["queries"] > options["keys"]:
         if "queries" in given and "keys" not in given:
             options["keys"] = options["queries"]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from tllm_wmtp.bench.inputs.prompt import Prompt
 
-_STATED_LETTER = re.compile(r"correct answer is:?\s*\W{0,3}([A-D])\b", re.IGNORECASE)
-_LONE_LETTER = re.compile(r"\W*([A-D])(?:\W|$)")
+_STATED_LETTER = re.compile(r"(?i:correct answer is):?\s*\W{0,3}([A-D])\b")
+_LONE_LETTER = re.compile(r"\W*([A-D])(?:[).:,*\n]|\s*$)")
 
 
 def score(prompt: Prompt, output_text: str) -> float | None:
@@ -55,11 +55,8 @@ def _found(answers: Sequence[str], text: str) -> int:
 
 
 def _letter(text: str) -> str | None:
-    stated = _STATED_LETTER.findall(text)
-    if stated:
-        return str(stated[-1]).upper()
-    lone = _LONE_LETTER.match(text)
-    return lone[1] if lone else None
+    match = _STATED_LETTER.search(text) or _LONE_LETTER.match(text)
+    return match[1] if match else None
 
 
 def _in_order(expected: Sequence[str], given: Sequence[str]) -> float:

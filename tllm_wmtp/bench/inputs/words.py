@@ -12,7 +12,7 @@ ADJECTIVES = _words(
     " coarse copper crimson curious curly dapper dim dusty eager early faint fancy fierce frosty"
     " gentle glossy golden grim hollow humble icy ivory jolly keen lively lone loyal mellow misty"
     " modest narrow noble odd pale patient plain polite proud quaint rapid rusty scarlet shy"
-    " silver sleepy solemn spare steady stiff tidy"
+    " silver sleepy solemn spare steady stiff tame tidy"
 )
 NOUNS = _words(
     "acorn anchor anvil apron badge banjo barrel basket beacon blanket bonnet bottle bucket"
