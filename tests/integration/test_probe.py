@@ -12,7 +12,8 @@ import torch
 from tiny_model import random_prompts, tiny_checkpoint
 
 import tllm_wmtp.demo
-from tllm_wmtp.bench.probe.reader import HeadReader
+from tllm_wmtp.bench.probe.measures import AttentionRecord
+from tllm_wmtp.bench.probe.reader import HeadReader, compare
 from tllm_wmtp.bench.probe.reads import NativeRead, Read, WindowedRead
 from tllm_wmtp.bench.probe.trajectory import Trajectory, record
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
@@ -47,7 +48,7 @@ def case(
     path = checkpoint_of(family, tmp_path_factory.mktemp("model"))
     loaded = load_model(path, with_head=True)
     if family.startswith("demo"):
-        prompt = language.prompt("recall", 300, 1).ids
+        prompt = language.prompt("recall", 150, 1).ids
     else:
         prompt = random_prompts([77], loaded.config.vocab_size)[0]
     return loaded, prompt, record(loaded, prompt, POSITIONS)
@@ -150,3 +151,33 @@ def test_the_trajectory_is_what_the_target_writes_without_a_draft(
     assert chosen.tolist() == request.output_ids
     assert trajectory.starts.tolist() == list(range(len(prompt) - 1, len(prompt) - 1 + POSITIONS))
     assert len(trajectory.keys) == len(trajectory.values) == len(prompt) - 1 + POSITIONS
+
+
+def test_drafts_are_counted_as_a_reader_of_their_logits_would(
+    case: tuple[LoadedModel, list[int], Trajectory],
+) -> None:
+    loaded, _, trajectory = case
+    window, n_sink = 9, 2
+    reads: dict[str, Read] = {"windowed": WindowedRead(window, n_sink)}
+    seen = compare(loaded, trajectory, reads, AttentionRecord(window, n_sink), DEPTH - 1)
+    native = [level.argmax(-1).tolist() for level in probe_logits(loaded, trajectory, NativeRead())]
+    tokens, row = trajectory.tokens.tolist(), 0
+    for level, drafts in enumerate(native):
+        for position, draft in enumerate(drafts):
+            before = [native[earlier][position] for earlier in range(level)]
+            target = tokens[position + 1 :]
+            assert seen.draft[row] == level + 1
+            assert seen.position[row] == position
+            assert seen.native[row] == draft
+            judged = len(target) > level and before == target[:level]
+            assert bool(seen.judged[row]) is judged
+            if judged:
+                assert seen.truth[row] == target[level]
+            row += 1
+    assert row == len(seen.draft) == len(seen.margin)
+    windowed = seen.outcomes["windowed"]
+    assert windowed.same.tolist() == (windowed.token == seen.native).tolist()
+    first = probe_logits(loaded, trajectory, reads["windowed"])[0].argmax(-1)
+    assert windowed.token[:POSITIONS].tolist() == first.tolist()
+    torch.testing.assert_close(seen.mass.sum(-1), torch.ones_like(seen.mass[..., 0]))
+    assert (windowed.jaccard is None) == (loaded.config.num_experts == 0)
