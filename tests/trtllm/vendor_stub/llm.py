@@ -37,8 +37,11 @@ class LLM:
         self.executor = creator.create_py_executor(engine)
 
     def generate(
-        self, inputs: Sequence[list[int]], sampling_params: common.SamplingParams
-    ) -> list[Any]:
+        self, inputs: str | Sequence[list[int]], sampling_params: common.SamplingParams
+    ) -> Any:
+        """A text's tokens are its bytes; text is made of token numbers."""
+        if isinstance(inputs, str):
+            return self.generate([[one % 97 for one in inputs.encode()]], sampling_params)[0]
         requests = [
             common.Request(index + 1, list(prompt), sampling_params.max_tokens)
             for index, prompt in enumerate(inputs)
@@ -47,7 +50,9 @@ class LLM:
             pass
         return [
             SimpleNamespace(
-                outputs=[SimpleNamespace(token_ids=one.output)],
+                outputs=[
+                    SimpleNamespace(token_ids=one.output, text=" ".join(map(str, one.output)))
+                ],
                 avg_decoded_tokens_per_iter=len(one.output) / max(one.steps, 1),
             )
             for one in requests
