@@ -109,3 +109,32 @@ def test_extend_is_recorded_and_pooled_per_step() -> None:
     assert first.extend_s == [0.002, 0.0]
     assert summarise([first, second]).extend_s == pytest.approx(0.003)
     assert summarise([]).extend_s == 0
+
+
+def test_on_cuda_events_are_recorded_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Event:
+        """Records at the queue's times 7.5 and 9 ms."""
+
+        def __init__(self, enable_timing: bool):
+            assert enable_timing
+            calls.append("made")
+            self.at = 0.0
+
+        def record(self) -> None:
+            calls.append("recorded")
+            self.at = {3: 7.5, 4: 9.0}[len(calls)]
+
+        def elapsed_time(self, other: Event) -> float:
+            calls.append("read")
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: calls.append("waited"))
+    timer = draft.ExtendTimer(torch.device("cuda"))
+    timer.begin()
+    timer.end()
+    assert calls == ["made", "made", "recorded", "recorded"]
+    assert timer.seconds() == pytest.approx(0.0015)
+    assert "waited" not in calls
