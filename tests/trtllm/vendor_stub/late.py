@@ -140,6 +140,9 @@ class Attention(common.AttentionBase):
 class Qwen3NextMTP(early.Qwen3NextMTP):
     attention = Attention
 
+    def __init__(self, model_config: Any, layer_idx: int, aux_stream_dict: dict):
+        super().__init__(model_config, layer_idx, aux_stream_dict)
+
 
 class NemotronHMTP(early.NemotronHMTP):
     attention = Attention
@@ -232,6 +235,7 @@ class MTPEagleWorker(Eagle3OneModelWorker):
         spec_config: Any,
         model_config: Any = None,
         use_separate_draft_kv_cache: bool = False,
+        *,
         mapping: Any = None,
     ):
         super().__init__(spec_config, mapping, model_config, use_separate_draft_kv_cache)
