@@ -28,13 +28,9 @@ from tllm_wmtp.models.spec import ModelConfig
 
 Progress = Callable[[str, int, int], None]
 
-#: Reads that change values at the operating window, and the band whose values they change.
-CHANGES = {
-    "tail_values_shuffled": (ShuffledRead, TAIL),
-    "tail_values_mean": (MeanRead, TAIL),
-    "window_values_shuffled": (ShuffledRead, WINDOW),
-    "window_values_mean": (MeanRead, WINDOW),
-}
+#: Bands whose values are changed, at the operating window.
+CHANGED = {"tail": TAIL, "window": WINDOW}
+CHANGES = tuple(f"{band}_values_{how}" for band in CHANGED for how in ("shuffled", "mean"))
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def run_probe(bench: ProbeBench, on_progress: Progress | None = None) -> dict[st
     prompts = make_prompts(CheckpointDirectory(bench.model).tokenizer(), bench.inputs)
     loaded = load_model(bench.model, torch.float32, "cpu", with_head=True)
     windows = {window: f"window {window}" for window in bench.every_window}
-    sum_up = partial(summarise, windows=windows, window=bench.window, changes=tuple(CHANGES))
+    sum_up = partial(summarise, windows=windows, window=bench.window, changes=CHANGES)
     rows, every = [], []
     for prompt in prompts:
         samples = probe_prompt(bench, loaded, prompt, on_progress)
@@ -152,9 +148,8 @@ def reads_of(bench: ProbeBench, seed: int) -> dict[str, Read]:
     reads: dict[str, Read] = {
         f"window {window}": WindowedRead(window, bench.n_sink) for window in bench.every_window
     }
-    for name, (kind, band) in CHANGES.items():
-        if kind is ShuffledRead:
-            reads[name] = ShuffledRead(band, bench.window, bench.n_sink, generator)
-        else:
-            reads[name] = MeanRead(band, bench.window, bench.n_sink)
+    for name, band in CHANGED.items():
+        where = (band, bench.window, bench.n_sink)
+        reads[f"{name}_values_shuffled"] = ShuffledRead(*where, generator)
+        reads[f"{name}_values_mean"] = MeanRead(*where)
     return reads
