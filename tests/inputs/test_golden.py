@@ -19,68 +19,68 @@ from tllm_wmtp.bench.inputs.published import PUBLISHED
 #: Beginnings of the SHA-256 of the text, and of its ids written in decimal with commas.
 GOLDEN = {
     ("niah_single", "english", 2048): (
-        "9e4ad1236a2a331ddf8ba73af6393813",
-        "ef52376a6fb016a024d47a78ad243f6f",
+        "10ef63a7e7e46c8f857319246a1a404e",
+        "3d88d7fc938f99501f317671794c3742",
     ),
     ("niah_multikey", "english", 2048): (
-        "27980d2af6dd6842d3d4766558abf041",
-        "619233838e21f1dce4b907378b454995",
+        "fb58e604fef7c37c63c9c8703470dce3",
+        "98bb35e065b53f4474f9bcb3ce376d6a",
     ),
     ("niah_multivalue", "english", 2048): (
-        "c8a26b6e190b969ce01aa33336d51f5c",
-        "bce9067c2c0ff9b64923ad15c73b40dd",
+        "068ec128cf81c4febe7a39de69140e48",
+        "56805ec96aba7b7e2e705f10017ced21",
     ),
     ("niah_multiquery", "english", 2048): (
-        "4818843415e83b8cc0d15b78ea1d2404",
-        "b64837137318e97dd0183ca352d1a181",
+        "171226d9e278a569c4629e4d8d19d6a0",
+        "a7fd2468b43305b1c8cf23d46d1af460",
     ),
     ("niah_multiquery_enum", "english", 2048): (
-        "691b56921412ea0c24b77069bb59cf95",
-        "9c2993801569f56dd3f1c3c627cbc0e3",
+        "9636e3758bc790674a57d93ddd2ea778",
+        "773352064bfb984ad28fedcf0ae2408e",
     ),
     ("niah_multivalue_enum", "english", 2048): (
-        "42de86706033ae7a7be245c04beede6c",
-        "aa460b9306f067e0620edce783dfc566",
+        "eb12fc412159fb5293dc17e5547f3b58",
+        "53446bd98b93e133d9ac10f5986c766e",
     ),
     ("vt", "english", 2048): (
-        "a019a7e157e329c187c076e35834f9a7",
-        "044c36bf8cb77ef2864af154c6d99830",
+        "1739f8bb353c051438e6efa3753a8642",
+        "58adc57b625151db53f848c20ae08849",
     ),
     ("cwe", "english", 2048): (
-        "901d6b4315954a9fdcf5f287f8989f95",
-        "45a3c29a9ff43e652a0fc1deb80df8fa",
+        "aa47db7621f7ec4ffe8900cc0eaada39",
+        "73919823dd4d7460600b245139893fb1",
     ),
     ("fwe", "english", 2048): (
-        "f5aca490852297be404930458d6e8f86",
-        "b12d8aee1304d438e7112a4fe6ca5ee6",
+        "a6b401755c356b94081ba79f7e716b02",
+        "8e278dc86be455591d3c783176fc1803",
     ),
     ("niah_single", "demo", 1024): (
-        "4317147133771d92349f2a13a3dc7a39",
-        "c8a246bb7ec9e0af5dbf5651c8e0af03",
+        "0e274983de9cc97d1779de1caf4ff807",
+        "c311f198a06bfe8348a82f3e0d3b1300",
     ),
     ("niah_multikey", "demo", 1024): (
-        "95cbea0cdfca21028c110c091fc049ff",
-        "06ada7f8aded5249a85d1c601c9205b3",
+        "6975fff6b66e07a6feca329057517971",
+        "2f2880093df17ba116892966c7d58d16",
     ),
     ("niah_multivalue", "demo", 1024): (
-        "a52ae6da23fddbffaf2b53cb4ab22372",
-        "0b6716779a29b7ea0c6e05fc4279c867",
+        "8a23d910418c7a39fb01a85921730b77",
+        "cf50ee9a2346c970b041f45e6832027a",
     ),
     ("niah_multiquery", "demo", 1024): (
-        "6f1e0b27ed6d75acb9d46c0ca02ba513",
-        "1ffda84da934c4b71ffaa7b694dfb0c1",
+        "99ec22b0b83779d183af1c7ee5486a74",
+        "0b1997bfb49c4460fce359c7e93178ca",
     ),
     ("niah_multiquery_enum", "demo", 1024): (
-        "9e38eb3c3537c9a0755f726617431542",
-        "972842a877bf835eac72bf794a462b54",
+        "20ccb1b81f0298b1525b02f782978882",
+        "cc2c366d93090e78dec211f9c3feb9ad",
     ),
     ("niah_multivalue_enum", "demo", 1024): (
-        "a9f8ba9d4acac44e78880a8699f96e35",
-        "296bc69b7c16236dad0504a817a57d91",
+        "b43f3cd2845c40b160562d0a491a74eb",
+        "3caf8dae3b25630d4a7f6e9093ae6d67",
     ),
-    ("vt", "demo", 1024): ("9b15b9352ab914c42ce6e5a3f3122436", "2af66e2e67b0ce95a83213085fb2fa03"),
-    ("cwe", "demo", 1024): ("5a4ff7d4976707abef257bb217853280", "9c91ba0573928147cd0ea423e63d1c34"),
-    ("fwe", "demo", 1024): ("8f0d136011f121bbca4cb38952ffc8ab", "cbf33ad576cd325f56a6f6c43360ca24"),
+    ("vt", "demo", 1024): ("bbf927e3d22aadeb1f3909d69d97a8f9", "77f3238c21751de715686e2cca3b8dc8"),
+    ("cwe", "demo", 1024): ("340bdb45efa9b8e73962797a887b4af4", "52f13ae4630864e3d185be7e03fed516"),
+    ("fwe", "demo", 1024): ("c71f529f323a8e876e74b0595f5fa998", "3df3a7b2b3aad0344f6178505ade06ec"),
     ("logs", "demo", 1024): (
         "1f4ebe64e6895b8c7e769d8681318ebc",
         "3bcad75f3fb9d6c2e9ab5a83771de140",
@@ -98,8 +98,8 @@ GOLDEN = {
         "606d86783f0b99aa0991fe791dad7273",
     ),
     ("niah_multiquery_enum", "demo", 65536): (
-        "f5d48fabd276b985d1c840c77d29e4bf",
-        "a1b4ec96c66a61b1966b6f27eccce28f",
+        "35d67dbd8de1f2eb435127274436ac18",
+        "aa2f8a2dc847f0f64e00d26b72e35580",
     ),
 }
 

@@ -94,6 +94,8 @@ def test_a_long_context_loses_its_middle(array: Path, name: str) -> None:
     (prompt,) = prompts("longbench_v2", tokenizer, 700, 1, 0, path=array, length="long")
     assert prompt.ids == tokenizer.encode(prompt.text).ids
     assert 690 <= len(prompt.ids) <= 700
+    if name == "demo":
+        assert len(prompt.ids) == 700
     context = str(ITEMS[1]["context"])
     kept = prompt.text.split("<text>\n")[1].split("\n</text>")[0]
     head = len(kept) // 3
@@ -111,7 +113,7 @@ def test_characters_of_several_tokens_are_cut_whole(tmp_path: Path) -> None:
         (prompt,) = read("longbench_v2", file, tokens)
         kept = prompt.text.split("<text>\n")[1].split("\n</text>")[0]
         assert set(kept) == set("\u6c34\u8eca\U0001f600")
-        assert len(prompt.ids) <= tokens
+        assert tokens - 8 <= len(prompt.ids) <= tokens
 
 
 def test_a_budget_below_the_question_is_refused(array: Path) -> None:

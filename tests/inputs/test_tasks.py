@@ -9,6 +9,8 @@ import pytest
 from tokenizers_at_hand import tokenizer_called
 
 from tllm_wmtp.bench.inputs import DIFFICULTIES, TASKS, Prompt, make_prompt, prompts
+from tllm_wmtp.bench.inputs.chance import Permutation
+from tllm_wmtp.bench.inputs.lexicon import Supply
 from tllm_wmtp.bench.inputs.options import GENERATED
 from tllm_wmtp.errors import ConfigError
 
@@ -96,6 +98,9 @@ def test_following_the_assignments_gives_the_variables(lexicon: str, filler: str
     expected = [variable for variable, value in holds.items() if value == wanted[1]]
     assert list(prompt.answers) == expected
     assert len(expected) == 6
+    sources = dict(ASSIGNMENT[lexicon].findall(prompt.text))
+    chain = [sources[variable].removeprefix("key ") for variable in expected]
+    assert chain == [wanted[1], *expected[:-1]]
 
 
 @pytest.mark.parametrize("lexicon", LEXICONS)
@@ -109,6 +114,14 @@ def test_counting_the_list_gives_the_answers(task: str, difficulty: str, lexicon
     assert {word for word, _ in counts[:n_answers]} == set(prompt.answers)
     assert counts[n_answers - 1][1] > counts[n_answers][1]
     assert n_answers == prompt.options.get("common", 3)
+
+
+def test_a_supply_that_is_used_up_never_repeats_what_was_kept() -> None:
+    supply = Supply(Permutation(10, "key"), str, kept=3)
+    items = [supply[index] for index in range(40)]
+    assert sorted(items[:10]) == sorted(str(number) for number in range(10))
+    assert not set(items[:3]) & set(items[3:])
+    assert items[10:17] == items[3:10]
 
 
 def test_words_of_a_long_demo_list_come_again_but_less_often_than_the_common_ones() -> None:
@@ -159,6 +172,12 @@ def test_prompts_of_one_call_differ_and_those_of_two_seeds_as_well() -> None:
         for prompt in prompts("niah_multiquery", tokenizer, 700, 3, seed, lexicon="demo")
     }
     assert len(texts) == 6
+
+
+def test_the_same_records_are_asked_for_at_every_length() -> None:
+    short, long = (made("niah_multiquery", tokens, 3) for tokens in (1000, 5000))
+    assert question(short) == question(long)
+    assert records(short) == records(long)
 
 
 @pytest.mark.parametrize("task", ["logs", "sentences", "lists", "recall"])

@@ -110,7 +110,8 @@ def make_prompt(
         return demo_prompt(task, tokenizer, tokens, seed, index, options)
     spoken = LEXICONS[check_choice("lexicon", lexicon, tuple(LEXICONS))]
     resolved = resolve(task, difficulty, spoken, tokens, options)
-    chance = Chance("inputs", task, lexicon, tokens, seed, index, _listed(resolved))
+    # Without the tokens: at another length the same records are asked for.
+    chance = Chance("inputs", task, lexicon, seed, index, _listed(resolved))
     settings = {**GENERATED[task].fixed, **resolved}
     for attempt in range(ATTEMPTS):
         made = draft(task, spoken, settings, tokens, chance.child(f"attempt {attempt}"))
