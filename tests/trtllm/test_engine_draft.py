@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracle import Oracle
 from test_draft_loop import compare_all_steps, requests
+from vendor_stub import common
 
 from tllm_wmtp.engine.draft import DraftSpec, write_draft_graph
 from tllm_wmtp.engine.reference import OnnxDraft
@@ -67,6 +68,42 @@ def test_an_engine_for_another_ring_is_refused(graph: Any) -> None:
     chosen = settings.Settings("engine", WINDOW + 1, SINK, "/engine")
     with pytest.raises(ConfigError, match=r"an engine for RingSpec.*window=16"):
         engine_head.check_ring(graph().ring, chosen, DRAFT_LEN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"window": WINDOW + 1}, "an engine for RingSpec"),
+        ({"depth": DRAFT_LEN + 2}, "an engine for RingSpec"),
+        ({"top_k": 8}, "of 8 candidates: the executor takes its drafts from all logits"),
+        ({}, "opened"),
+    ],
+)
+def test_an_engine_is_held_to_the_settings_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], words: str
+) -> None:
+    from tllm_wmtp.engine import directory, session
+
+    def open_session(folder: Path) -> None:
+        raise ConfigError(str(folder), "opened", "-")
+
+    options = {"window": WINDOW, "n_sink": SINK, "depth": DRAFT_LEN + 1, "top_k": 0}
+    monkeypatch.setattr(directory, "read_config", lambda _: {"options": options | changes})
+    monkeypatch.setattr(session, "EngineSession", open_session)
+    with pytest.raises(ConfigError, match=words):
+        engine_head.open_engine(settings.Settings("engine", WINDOW, SINK, "/engine"), DRAFT_LEN)
+
+
+def test_graphs_around_an_engine_are_refused(
+    vendor: Any, configure: Any, graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "open_engine", lambda *_: graph())
+    configure(mode="engine", engine="/engine", window=WINDOW, n_sink=SINK)
+    register()
+    model = vendor.model(max_draft_len=DRAFT_LEN)
+    with pytest.raises(ConfigError, match="set cuda_graph_config to null"):
+        vendor.executor(model, cuda_graph_config=common.CudaGraphConfig())
+    vendor.executor(model, cuda_graph_config=None)
 
 
 def test_an_engine_needs_one_gpu_and_rings_enough(vendor: Any, graph: Any) -> None:

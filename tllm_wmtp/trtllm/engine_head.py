@@ -27,14 +27,25 @@ def open_engine(settings: Settings, draft_len: int) -> DraftForward:
     """The engine that the settings name, made for this window and depth.
 
     Raises:
-        ConfigError: it is not there, cannot run here, or was built for another ring.
+        ConfigError: it is not there, cannot run here, was built for another ring, or gives
+            candidates in place of the logits that the executor samples from.
     """
+    from tllm_wmtp.engine.directory import read_config
     from tllm_wmtp.engine.session import EngineSession
 
     assert settings.engine is not None
-    forward = EngineSession(Path(settings.engine))
-    check_ring(forward.ring, settings, draft_len)
-    return forward
+    directory = Path(settings.engine)
+    built = read_config(directory)["options"]
+    check_ring(
+        RingSpec.for_chain(built["n_sink"], built["window"], built["depth"]), settings, draft_len
+    )
+    if built["top_k"]:
+        raise ConfigError(
+            f"engine {directory} of {built['top_k']} candidates",
+            "the executor takes its drafts from all logits",
+            "build with --top-k 0",
+        )
+    return EngineSession(directory)
 
 
 def check_ring(ring: RingSpec, settings: Settings, draft_len: int) -> None:
@@ -56,6 +67,8 @@ class EngineHead:
 
     The layer's weights are loaded all the same; they are not used.
     """
+
+    in_graphs = False
 
     def __init__(self, layer: Any, worker: Any, forward: DraftForward, tp_size: int):
         if tp_size > 1:

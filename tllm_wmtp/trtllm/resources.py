@@ -24,7 +24,12 @@ _ADDED = "_wmtp_extended"
 
 
 class LaneOwner(Protocol):
-    """A windowed draft, as far as the executor's bookkeeping goes."""
+    """A windowed draft, as far as the executor's bookkeeping goes.
+
+    ``in_graphs``: whether its forwards may be captured inside the executor's CUDA graphs.
+    """
+
+    in_graphs: bool
 
     def start(self, max_requests: int) -> None:
         """Makes rings and buffers; called when weights are on their device."""
@@ -121,11 +126,12 @@ def extend_manager(inner: Any, owner: LaneOwner, max_requests: int) -> Any:
     return inner
 
 
-def check_serving(model_engine: Any) -> None:
+def check_serving(model_engine: Any, owner: LaneOwner) -> None:
     """
     Raises:
         ConfigError: beams; prefill and decode in different places: the rings would be elsewhere;
-            prefills as graphs: what tells a ring its rows would not run at a replay.
+            prefills as graphs: what tells a ring its rows would not run at a replay; graphs at all
+            where the draft cannot be part of one.
     """
     options = getattr(model_engine, "llm_args", None)
     beams = getattr(options, "max_beam_width", None) or 1
@@ -134,6 +140,14 @@ def check_serving(model_engine: Any) -> None:
             f"max_beam_width {beams}",
             "a ring belongs to one sequence",
             "set max_beam_width to 1, or TRTLLM_WMTP_MODE=off",
+        )
+    graphs = getattr(options, "cuda_graph_config", None)
+    if graphs is not None and not owner.in_graphs:
+        raise ConfigError(
+            "cuda_graph_config of an engine draft",
+            "whether an engine's forward can be captured inside the executor's graph has not been "
+            "tried",
+            "set cuda_graph_config to null",
         )
     prefill = getattr(options, "prefill_cuda_graph_backend", None)
     named = str(getattr(prefill, "value", prefill)).lower()
@@ -165,7 +179,7 @@ def install() -> None:
         owner = find_owner(model_engine.model)
         if owner is None:
             return manager
-        check_serving(model_engine)
+        check_serving(model_engine, owner)
         owner.start(model_engine.batch_size)
         return extend_manager(manager, owner, model_engine.batch_size)
 

@@ -60,6 +60,8 @@ def device_lengths(metadata: Any) -> tuple[torch.Tensor, torch.Tensor]:
 class RingDraft:
     """Mode ``ring``: rings and our kernel in the draft layer."""
 
+    in_graphs = True
+
     def __init__(
         self,
         layer: nn.Module,
@@ -116,6 +118,8 @@ class RingDraft:
 
 class PagesDraft:
     """Mode ``pages``: the stock attention over the first and last pages."""
+
+    in_graphs = True
 
     def __init__(self, layer: nn.Module, settings: Settings):
         self.settings = settings

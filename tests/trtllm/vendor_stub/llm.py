@@ -33,7 +33,9 @@ class LLM:
         built = cls(common.model_config(model, speculative_config))
         padding = bool(cuda_graph_config and cuda_graph_config.enable_padding)
         chunk = 16 if enable_chunked_prefill else 4096
-        engine = common.engine_of(built, max_batch_size, chunk, padding)
+        engine = common.engine_of(
+            built, max_batch_size, chunk, padding, cuda_graph_config=cuda_graph_config
+        )
         self.executor = creator.create_py_executor(engine)
 
     def generate(
