@@ -101,6 +101,7 @@ def test_published_items_come_from_a_path(
         ("vy --tokenizer demo --tokens 500", "task 'vy': it must be one of niah_single"),
         ("vt --tokenizer demo --tokens 30", "30 tokens: task vt with its 10 records"),
         ("vt --tokenizer demo --tokens 500 --keys 3", "option keys of task vt: it must be one of"),
+        ("vt --tokenizer nothing --tokens 500 --keys 3", "option keys of task vt: it must be"),
         ("vt --tokenizer nothing --tokens 500", "tokenizer 'nothing': nothing must be the tok"),
         ("vt --tokenizer demo --tokens 500 --seed=-1", "seed -1: it must be 0 or more"),
         ("cwe --tokenizer demo --tokens 500 --path x", "path 'x' of task cwe: only longbench_v2"),

@@ -197,8 +197,10 @@ def test_a_missing_field_and_a_wrong_letter_are_named(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must be a file, or a folder with .json or .jsonl files"):
+    with pytest.raises(ConfigError, match="nothing': it must be a file or a folder that is there"):
         read("babilong", tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="must be a file, or a folder with .json or .jsonl files"):
+        read("babilong", tmp_path)
     with pytest.raises(ConfigError, match="task babilong without a path"):
         prompts("babilong", tokenizer_called("demo"), 100, 1, 0)
     file = tmp_path / "data.json"

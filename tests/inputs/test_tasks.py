@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from tokenizers_at_hand import tokenizer_called
 
-from tllm_wmtp.bench.inputs import DIFFICULTIES, TASKS, Prompt, make_prompt, prompts
+from tllm_wmtp.bench.inputs import DIFFICULTIES, TASKS, Prompt, check, make_prompt, prompts
 from tllm_wmtp.bench.inputs.chance import Permutation
 from tllm_wmtp.bench.inputs.lexicon import Supply
 from tllm_wmtp.bench.inputs.options import GENERATED
@@ -247,6 +247,17 @@ def test_a_wrong_setting_is_named_with_rule_and_remedy(
     settings = {"task": "niah_multiquery", "tokens": 900, "seed": 0, **changes}
     with pytest.raises(ConfigError, match=message):
         make_prompt(tokenizer=tokenizer_called("demo"), **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        check(**settings)  # type: ignore[arg-type]
+
+
+def test_right_settings_pass_without_a_tokenizer() -> None:
+    for task in (*GENERATED, "logs", "recall"):
+        check(task, 4096, 0, lexicon="demo", difficulty="hard")
+    with pytest.raises(ConfigError, match="task recall needs 16 or more"):
+        check("recall", 15, 0)
+    with pytest.raises(ConfigError, match="n_symbols 0: it must be 1 or more"):
+        check("recall", 100, 0, n_symbols=0)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 2.25, float("nan"), float("inf"), "2"])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tllm_wmtp.bench.inputs import DIFFICULTIES, LEXICONS, TASKS, Prompt, Task, prompts
+from tllm_wmtp.bench.inputs import DIFFICULTIES, LEXICONS, TASKS, Prompt, Task, check, prompts
 from tllm_wmtp.bench.inputs.lexicon import FILLERS, VALUE_TYPES
 from tllm_wmtp.bench.inputs.options import UNIFORM
 from tllm_wmtp.bench.inputs.published import PUBLISHED
@@ -99,11 +99,10 @@ def run(args: argparse.Namespace) -> int:
             where = "TASK" if name == "task" else _flag(name)
             raise ConfigError(f"no {where}", "it is needed", "give one; wmtp data --list has tasks")
     task, options = args.task, given_options(args)
+    spoken = (args.lexicon, args.difficulty, args.path)
+    check(task, args.tokens, args.seed, *spoken, **options)
     tokenizer = load_tokenizer(args.tokenizer)
-    made = prompts(
-        task, tokenizer, args.tokens, args.count, args.seed, args.lexicon, args.difficulty,
-        args.path, **options,
-    )  # fmt: skip
+    made = prompts(task, tokenizer, args.tokens, args.count, args.seed, *spoken, **options)
     lines = [json.dumps(line(prompt, args.ids), ensure_ascii=False) for prompt in made]
     if args.out is not None:
         write(args.out, lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tllm_wmtp.bench.inputs.chance import Chance
-from tllm_wmtp.bench.inputs.demo_kinds import DEMO_KINDS, demo_prompt
+from tllm_wmtp.bench.inputs.demo_kinds import DEMO_KINDS, demo_options, demo_prompt
 from tllm_wmtp.bench.inputs.fit import check_tokenizer, fit
 from tllm_wmtp.bench.inputs.generated import UndeterminedError, draft
 from tllm_wmtp.bench.inputs.lexicon import LEXICONS
@@ -24,7 +24,7 @@ from tllm_wmtp.bench.inputs.options import (
     resolve,
 )
 from tllm_wmtp.bench.inputs.prompt import Prompt
-from tllm_wmtp.bench.inputs.published import PUBLISHED, published_prompts
+from tllm_wmtp.bench.inputs.published import PUBLISHED, published_prompts, published_source
 from tllm_wmtp.bench.inputs.scoring import score
 from tllm_wmtp.errors import ConfigError
 
@@ -43,6 +43,7 @@ __all__ = [
     "TASKS",
     "Prompt",
     "Task",
+    "check",
     "make_prompt",
     "prompts",
     "score",
@@ -75,20 +76,48 @@ def prompts(
             file, or a tokenizer that cuts or pads.
     """
     check_whole("count", count, 1)
-    if check_choice("task", task, tuple(TASKS)) in PUBLISHED:
-        _check_numbers(tokens, seed)
-        check_tokenizer(tokenizer)
+    check(task, tokens, seed, lexicon, difficulty, path, **options)
+    check_tokenizer(tokenizer)
+    if task in PUBLISHED:
         return published_prompts(task, tokenizer, tokens, count, seed, path, options)
+    return [
+        make_prompt(task, tokenizer, tokens, seed, index, lexicon, difficulty, **options)
+        for index in range(count)
+    ]
+
+
+def check(
+    task: str,
+    tokens: int,
+    seed: int,
+    lexicon: str = "english",
+    difficulty: str = "medium",
+    path: str | Path | None = None,
+    **options: Any,
+) -> None:
+    """Everything of :func:`prompts` that can be checked without a tokenizer, before one is loaded.
+
+    Raises:
+        ConfigError: as :func:`prompts`; what depends on tokens or on a file's content comes later.
+    """
+    check_choice("task", task, tuple(TASKS))
+    check_whole("tokens", tokens, 1)
+    check_whole("seed", seed, 0)
+    spoken = LEXICONS[check_choice("lexicon", lexicon, tuple(LEXICONS))]
+    check_choice("difficulty", difficulty, DIFFICULTIES)
+    if task in PUBLISHED:
+        published_source(task, path, options)
+        return
     if path is not None:
         raise ConfigError(
             f"path {str(path)!r} of task {task}",
             f"only {' and '.join(PUBLISHED)} are read from a file",
             "remove the path",
         )
-    return [
-        make_prompt(task, tokenizer, tokens, seed, index, lexicon, difficulty, **options)
-        for index in range(count)
-    ]
+    if task in DEMO_KINDS:
+        demo_options(task, tokens, options)
+    else:
+        resolve(task, difficulty, spoken, tokens, options)
 
 
 def make_prompt(
@@ -103,12 +132,12 @@ def make_prompt(
 ) -> Prompt:
     """The ``index``-th of the prompts that :func:`prompts` makes of a task that is generated."""
     check_choice("task", task, (*GENERATED, *DEMO_KINDS))
-    _check_numbers(tokens, seed)
+    check(task, tokens, seed, lexicon, difficulty, **options)
     check_whole("index", index, 0)
     check_tokenizer(tokenizer)
     if task in DEMO_KINDS:
         return demo_prompt(task, tokenizer, tokens, seed, index, options)
-    spoken = LEXICONS[check_choice("lexicon", lexicon, tuple(LEXICONS))]
+    spoken = LEXICONS[lexicon]
     resolved = resolve(task, difficulty, spoken, tokens, options)
     # Without the tokens: at another length the same records are asked for.
     chance = Chance("inputs", task, lexicon, seed, index, _listed(resolved))
@@ -127,11 +156,6 @@ def make_prompt(
         task, fitted.ids, fitted.text, answers, resolved, "all", seed, index,
         needles=fitted.positions,
     )  # fmt: skip
-
-
-def _check_numbers(tokens: object, seed: object) -> None:
-    check_whole("tokens", tokens, 1)
-    check_whole("seed", seed, 0)
 
 
 def _listed(options: Mapping[str, Any]) -> str:

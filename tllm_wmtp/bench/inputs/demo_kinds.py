@@ -39,6 +39,20 @@ DEMO_KINDS: dict[str, Task] = {
 }
 
 
+def demo_options(task: str, tokens: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's options with their defaults; ConfigError where one or the length is wrong."""
+    refuse_unknown(f"task {task}", given, DEMO_KINDS[task].options)
+    options = {**DEMO_KINDS[task].presets["medium"], **given}
+    for name, value in options.items():
+        if value is not None:
+            check_whole(name, value, 1)
+    if task == "recall" and tokens < LEAST_RECALL:
+        raise ConfigError(
+            f"{tokens} tokens", f"task recall needs {LEAST_RECALL} or more", "raise the tokens"
+        )
+    return options
+
+
 def demo_prompt(
     task: str,
     tokenizer: Tokenizer,
@@ -54,15 +68,7 @@ def demo_prompt(
     Raises:
         ConfigError: another tokenizer, an unknown option, or too few tokens.
     """
-    refuse_unknown(f"task {task}", given, DEMO_KINDS[task].options)
-    options = {**DEMO_KINDS[task].presets["medium"], **given}
-    for name, value in options.items():
-        if value is not None:
-            check_whole(name, value, 1)
-    if task == "recall" and tokens < LEAST_RECALL:
-        raise ConfigError(
-            f"{tokens} tokens", f"task recall needs {LEAST_RECALL} or more", "raise the tokens"
-        )
+    options = demo_options(task, tokens, given)
     spare = LONGEST_LINE if task in ("logs", "sentences") else 0
     draw = Chance("demo", task, tokens, seed, index).below(2**52)
     try:

@@ -64,6 +64,29 @@ class Item:
     answer: str
 
 
+def published_source(
+    task: str, path: str | Path | None, given: Mapping[str, Any]
+) -> tuple[Path, dict[str, str]]:
+    """Where the task's items are, and the filters that were given.
+
+    Raises:
+        ConfigError: an unknown filter, no path, or nothing there.
+    """
+    options = PUBLISHED[task].options
+    refuse_unknown(f"task {task}", given, options)
+    if path is None:
+        raise ConfigError(
+            f"task {task} without a path",
+            "its items are read from a local file or folder",
+            "download it and pass path (--path)",
+        )
+    if not Path(path).exists():
+        raise ConfigError(
+            f"path {str(path)!r}", "it must be a file or a folder that is there", "check the path"
+        )
+    return Path(path), {name: given[name] for name in options if given.get(name) is not None}
+
+
 def published_prompts(
     task: str,
     tokenizer: Tokenizer,
@@ -81,17 +104,9 @@ def published_prompts(
     Raises:
         ConfigError: no path, a broken file, or fewer items than asked for.
     """
-    options = PUBLISHED[task].options
-    refuse_unknown(f"task {task}", given, options)
-    if path is None:
-        raise ConfigError(
-            f"task {task} without a path",
-            "its items are read from a local file or folder",
-            "download it and pass path (--path)",
-        )
-    wanted = {name: given[name] for name in options if given.get(name) is not None}
+    source, wanted = published_source(task, path, given)
     read = _longbench if task == "longbench_v2" else _babilong
-    items = list(read(Path(path), wanted))
+    items = list(read(source, wanted))
     if len(items) < count:
         filters = ", ".join(f"{name} {value!r}" for name, value in wanted.items())
         raise ConfigError(
