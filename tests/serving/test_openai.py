@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +13,24 @@ import httpx
 import openai
 import pytest
 import torch
-from tiny_model import BYTE_END_ID, add_byte_tokenizer, tiny_checkpoint
+from openai_server import (
+    CHAT,
+    CHAT_TEXT,
+    PATIENCE_S,
+    get,
+    metric,
+    post,
+    running,
+    served_checkpoint,
+    wait_until,
+)
+from tiny_model import BYTE_END_ID
 
 from tllm_wmtp import LLM, MtpConfig, SamplingParams
-from tllm_wmtp.serving.openai.chat_template import ChatTemplate
-from tllm_wmtp.serving.openai.server import Server, bind, url
-from tllm_wmtp.serving.openai.settings import ServerSettings
 
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ lead | default('assistant') }}:{% endif %}"
-)
-CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-CHAT_TEXT = "system: be brief\nuser: hello\nassistant:"
 TOKENS = 24
 #: So many tokens that the request is still running when a test looks.
 LONG = 3000
-#: Seconds that a busy machine may take for what is done at once.
-PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,11 +43,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("openai")
-    add_byte_tokenizer(tiny_checkpoint(folder, seed=51, vocab_size=257), ascii_only=True)
-    config = {"bos_token": "<|end|>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
+    return served_checkpoint(tmp_path_factory.mktemp("openai"))
 
 
 @pytest.fixture(scope="module")
@@ -65,28 +58,6 @@ def dense(checkpoint: Path) -> Iterator[LLM]:
     """The oracle: no speculation, no server."""
     with LLM(checkpoint, max_seq_len=4096, max_batch_size=4) as llm:
         yield llm
-
-
-@contextmanager
-def running(llm: LLM, checkpoint: Path, **settings: Any) -> Iterator[tuple[str, Server]]:
-    """A server on a free port, in a thread."""
-    with bind("127.0.0.1", 0) as listener:
-        address, up = url(listener), threading.Event()
-        server = Server(
-            llm,
-            ServerSettings(**{"served_name": "tiny"} | settings),
-            ChatTemplate.of(checkpoint),
-            up.set,
-        )
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            assert up.wait(PATIENCE_S)
-            yield address, server
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE_S)
-    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -116,30 +87,6 @@ def offline(dense: LLM, prompt: str | list[int], **options: Any) -> Any:
 def chat_ids(dense: LLM, text: str = CHAT_TEXT) -> list[int]:
     assert dense.tokenizer is not None
     return [BYTE_END_ID, *dense.tokenizer.encode(text).ids]
-
-
-def metric(address: str, name: str, **labels: str) -> float:
-    for line in get(f"{address}/metrics").text.splitlines():
-        if line.startswith(f"{name}{{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
-            return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"no {name} {labels}")
-
-
-def wait_until(condition: Any, seconds: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def get(address: str, headers: dict[str, Any] | None = None) -> httpx.Response:
-    return httpx.get(address, headers=headers, timeout=PATIENCE_S)
-
-
-def post(address: str, path: str = "completions", **body: Any) -> httpx.Response:
-    headers = {"Content-Type": "application/json"}
-    content = json.dumps(body)  # escapes what is not ASCII, and what no encoding has
-    return httpx.post(f"{address}/v1/{path}", content=content, headers=headers, timeout=PATIENCE_S)
 
 
 # The same answers as without a server.
