@@ -271,6 +271,22 @@ def test_a_draft_of_another_checkpoint_is_refused(vendor: Any, configure: Any) -
         worker.attach(model, settings.Settings())
 
 
+@pytest.mark.parametrize("mode", ["ring", "pages"])
+def test_a_draft_layer_that_is_called_otherwise_is_refused(
+    vendor: Any, configure: Any, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    from tllm_wmtp.trtllm import compat, settings, worker
+
+    model = vendor.model()
+    layer = model.draft_model.mtp_layers[0]
+    owner = worker.attach(model, settings.Settings(mode, WINDOW, SINK))
+    with pytest.raises(ConfigError, match="with input_ids: hooks read attn_metadata by its name"):
+        owner._before(layer, (), {"input_ids": torch.zeros(1)})
+    monkeypatch.setattr(type(layer), "forward", lambda self, ids, positions: ids)
+    with pytest.raises(ConfigError, match=f"it lacks {', '.join(compat.LAYER_CALL)}"):
+        worker.attach(vendor.model(), settings.Settings(mode, WINDOW, SINK))
+
+
 def test_asking_for_resources_again_keeps_the_rings(vendor: Any, configure: Any) -> None:
     """Memory is estimated with one executor and served with the next; graphs hold addresses."""
     configure(window=WINDOW, n_sink=SINK)

@@ -40,7 +40,7 @@ class Symbol:
     is_required: bool = True
 
 
-_LAYER_CALL = ("input_ids", "position_ids", "hidden_states", "embed_tokens", "attn_metadata")
+LAYER_CALL = ("input_ids", "position_ids", "hidden_states", "embed_tokens", "attn_metadata")
 
 
 def _mtp_layer(name: str, module: str) -> Symbol:
@@ -48,7 +48,7 @@ def _mtp_layer(name: str, module: str) -> Symbol:
         name,
         (f"{_TORCH}.models.{module}:{name}",),
         "is the draft layer, whose calls tell rows and positions",
-        (("forward", _LAYER_CALL),),
+        (("forward", LAYER_CALL),),
         is_required=False,
     )
 

@@ -32,6 +32,36 @@ log = logging.getLogger(__name__)
 _OFF = "set TRTLLM_WMTP_MODE=off, or TRTLLM_WMTP_UNSUPPORTED=native to fall back by itself"
 
 
+def check_layer(layer: Any) -> None:
+    """
+    Raises:
+        ConfigError: the draft layer cannot be called with what the hooks read, by name.
+    """
+    missing = compat.missing_parameters(type(layer).forward, compat.LAYER_CALL)
+    if missing:
+        raise ConfigError(
+            f"draft layer {type(layer).__name__}",
+            f"its forward is called with {', '.join(compat.LAYER_CALL)}; it lacks "
+            f"{', '.join(missing)}",
+            _OFF,
+        )
+
+
+def named(call: dict[str, Any], name: str) -> Any:
+    """An argument of a call of the draft layer.
+
+    Raises:
+        ConfigError: it was not given by name.
+    """
+    if name not in call:
+        raise ConfigError(
+            f"a call of the draft layer with {', '.join(call) or 'no names'}",
+            f"hooks read {name} by its name",
+            compat.REMEDY,
+        )
+    return call[name]
+
+
 def context_rows(metadata: Any) -> list[int]:
     """Rows of each context request of this call; host lengths, which are those of this batch."""
     return [int(length) for length in metadata.seq_lens[: metadata.num_contexts]]
@@ -108,8 +138,8 @@ class RingDraft:
         self.rings.publish(request_ids)
 
     def _before(self, layer: nn.Module, args: Any, call: dict[str, Any]) -> None:
-        metadata, positions = call["attn_metadata"], call["position_ids"]
-        rows = call["input_ids"].shape[0]
+        metadata, positions = named(call, "attn_metadata"), named(call, "position_ids")
+        rows = named(call, "input_ids").shape[0]
         lengths = None if positions.numel() == rows else device_lengths(metadata)
         self.rings.aim(
             first_axis(positions, rows), metadata.num_seqs, context_rows(metadata), lengths
@@ -140,7 +170,7 @@ class PagesDraft:
         """The block table says it all."""
 
     def _before(self, layer: nn.Module, args: Any, call: dict[str, Any]) -> None:
-        metadata = call["attn_metadata"]
+        metadata = named(call, "attn_metadata")
         manager = metadata.kv_cache_manager
         if metadata.num_contexts or manager is None:
             return
@@ -188,6 +218,7 @@ def _owner(model: Any, spec_config: Any, settings: Settings) -> resources.LaneOw
     check_speculation(spec_config)
     check_mapping(model)
     layer, draft_len = draft_layer(model), spec_config.max_draft_len
+    check_layer(layer)
     if settings.mode == ENGINE:
         forward = open_engine(settings, draft_len)
         return EngineHead(layer, model.spec_worker, forward, model.model_config.mapping.tp_size)
