@@ -40,23 +40,20 @@ a { color: var(--windowed); text-underline-offset: 2px; }
 .question { color: var(--muted); margin-bottom: 22px; }
 .limits { border-left: 3px solid var(--ink); padding-left: 14px; margin: 18px 0 24px; }
 section { border-top: 1px solid var(--rule); margin-top: 44px; padding-top: 28px; }
-nav ol { columns: 2; column-gap: 40px; padding-left: 22px; margin: 8px 0 0; }
-nav li { break-inside: avoid; padding: 1px 0; }
-nav .absent { color: var(--muted); }
-nav small { color: var(--muted); font-size: 13px; }
 dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: 4px 22px; margin: 22px 0; }
 dl.facts dt { color: var(--muted); }
 dl.facts dd { margin: 0; }
-ul.findings { list-style: none; padding: 0; margin: 8px 0 30px; }
-ul.findings li {
+ol.findings { list-style: none; padding: 0; margin: 8px 0 30px; }
+ol.findings li {
   display: grid; grid-template-columns: 15em 1fr; gap: 0 20px; padding: 5px 0;
   border-bottom: 1px solid var(--rule);
 }
-ul.findings a { text-decoration: none; }
-ul.findings a:hover { text-decoration: underline; }
+ol.findings .absent { color: var(--muted); }
+ol.findings a { text-decoration: none; }
+ol.findings a:hover { text-decoration: underline; }
 figure { margin: 0 0 34px; break-inside: avoid; }
 .panels { display: flex; flex-wrap: wrap; gap: 14px 20px; margin: 0 -4px 8px; }
-.panel { flex: 1 1 var(--wide); max-width: calc(var(--wide) * 1.16); min-width: 0; }
+.panel { flex: 1 1 min(var(--wide), 100%); max-width: calc(var(--wide) * 1.16); min-width: 0; }
 .panel svg { display: block; width: 100%; height: auto; overflow: visible; stroke-linejoin: round; }
 .panel svg text { font-family: inherit; white-space: pre; }
 figcaption { flex: 1 1 100%; font-size: 15px; padding: 0 4px; }
@@ -81,7 +78,9 @@ thead th {
   color: var(--muted); font-weight: 500; font-size: 13px; line-height: 1.25; vertical-align: bottom;
   border-bottom: 1px solid var(--muted); white-space: normal; min-width: 3.4em; max-width: 9em;
 }
-tbody th { font-weight: 400; position: sticky; left: 0; background: var(--ground); }
+tbody th { font-weight: 400; position: sticky; left: 0; background: var(--ground);
+  white-space: normal; min-width: 6em; max-width: 17em;
+}
 tbody td, tbody th { border-bottom: 1px solid var(--rule); }
 strong { font-weight: 700; }
 .missing { border: 1px dashed var(--muted); border-radius: 4px; padding: 14px 18px 6px; }
@@ -95,8 +94,7 @@ footer { color: var(--muted); font-size: 13px; padding-top: 28px; padding-bottom
   header, main, footer { padding-left: 16px; padding-right: 16px; }
   header { padding-top: 28px; }
   h1 { font-size: 25px; }
-  nav ol { columns: 1; }
-  ul.findings li { grid-template-columns: 1fr; }
+  ol.findings li { grid-template-columns: 1fr; }
   dl.facts { grid-template-columns: 1fr; gap: 0; }
   dl.facts dd { margin-bottom: 8px; }
   th, td { padding-left: 14px; }

@@ -90,30 +90,29 @@ def header(results: Results, sections: Sequence[Section]) -> str:
         f"<dt>{escape(name)}</dt><dd>{escape('; '.join(values) or 'none named')}</dd>"
         for name, values in facts
     )
-    findings = "".join(
-        f'<li><a href="#{escape(s.key)}">{escape(s.title)}</a>'
-        f"<span>{escape(s.headline)}</span></li>"
-        for s in sections
-        if s.headline
-    )
     warnings = "".join(html.paragraph(note, "warning") for note in warnings_of(results))
     return (
         f"<header>\n<h1>{escape(TITLE)}</h1>\n{html.paragraph(LEDE, 'lede')}\n"
         f'{html.paragraph(LIMITS, "limits")}\n<dl class="facts">{rows}</dl>\n{warnings}\n'
-        f'<h2>Findings</h2>\n<ul class="findings">{findings}</ul>\n'
-        f'<nav aria-label="Contents"><h2>Contents</h2>\n<ol>{contents(sections)}</ol></nav>\n'
-        "</header>"
+        f'<nav aria-label="Contents">\n<h2>Contents and findings</h2>\n'
+        f'<ol class="findings">{contents(sections)}</ol>\n</nav>\n</header>'
     )
 
 
 def contents(sections: Sequence[Section]) -> str:
-    entries = []
-    for section in sections:
-        link = f'<a href="#{escape(section.key)}">{escape(section.title)}</a>'
-        absent = "" if section.blocks else " <small>(not measured here)</small>"
-        entries.append(f"<li>{link}{absent}</li>")
-    entries.append('<li><a href="#files">Files</a></li>')
-    return "".join(entries)
+    """Every section with what it found, or that it was not measured."""
+    entries = [(each.key, each.title, each.headline) for each in sections]
+    entries.append(("files", "Files", "What was read, with hashes."))
+    return "\n".join(
+        f'<li><a href="#{escape(key)}">{escape(title)}</a>{finding(said)}</li>'
+        for key, title, said in entries
+    )
+
+
+def finding(said: str) -> str:
+    if not said:
+        return '<span class="absent">not measured here</span>'
+    return f"<span>{escape(said)}</span>"
 
 
 def models(results: Results) -> list[str]:

@@ -226,6 +226,8 @@ def log_values(axes: Axes, values: Sequence[float]) -> None:
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     low, high = min(values) / 1.25, max(values) * 1.25
+    if high < 3 * low:  # room for two ticks
+        low, high = low / 1.6, high * 1.6
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     for steps in ((1, 2, 5), (1, 3), (1,)):

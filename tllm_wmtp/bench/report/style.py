@@ -68,7 +68,7 @@ SOURCE_LOOKS = {
     "nem": Look(LIGHT["source"], "o", (0, (1, 2)), hollow=True),
 }
 #: Parts of a stacked bar.
-PLAIN, RISING, FALLING = "", "////", "\\\\"
+PLAIN, RISING, FALLING = "", "////", "\\\\\\\\"
 
 
 def look(arm: str, variant: int = 0) -> Look:

@@ -108,7 +108,7 @@ def figure(pairs: Sequence[Pair], point: str) -> Figure:
                 pair.title,
                 "share accepted of the steps that reached it, 95 % Wilson intervals",
                 partial(draw, pair=pair),
-                height=270,
+                height=240,
                 right=84,
             )
             for pair in pairs

@@ -27,7 +27,9 @@ def build(results: Results) -> Section:
                 lambda row: (row.kv_dtype, row.head_dim, row.context, row.n_rows),
             ).values()
         )
-        blocks += [figure(members, rows), table(members, rows)]
+        if len({row.context for row in rows}) > 1:
+            blocks.append(figure(members, rows))
+        blocks.append(table(members, rows))
     return Section(
         key="attention",
         title="The attention kernel",

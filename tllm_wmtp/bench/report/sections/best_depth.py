@@ -218,7 +218,8 @@ def best_table(found: Sequence[Depths]) -> Table:
         columns=columns(
             ("case",),
             (
-                "native depth", "TPOT ms", "windowed depth", "TPOT ms ", "native / windowed",
+                "native depth", "native TPOT ms", "windowed depth", "windowed TPOT ms",
+                "native / windowed",
                 "intervals",
             ),
         ),

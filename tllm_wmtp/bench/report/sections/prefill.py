@@ -49,7 +49,11 @@ def build(results: Results) -> Section:
         )
         for members in groups.values()
     ]
-    blocks = [block for each in found for block in (figure(each), table(each))]
+    blocks: list[Figure | Table] = []
+    for each in found:
+        if len(each.contexts) > 1:
+            blocks.append(figure(each))
+        blocks.append(table(each))
     return Section(
         key="prefill",
         title="Prefill and pruning",

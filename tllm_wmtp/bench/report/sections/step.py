@@ -87,7 +87,11 @@ def sweeps(step: tuple[StepResult, ...]) -> list[Sweep]:
 
 def build(results: Results) -> Section:
     found = sweeps(results.step)
-    blocks = [block for sweep in found for block in (figure(sweep), table(sweep))]
+    blocks: list[Figure | Table] = []
+    for sweep in found:
+        if len(sweep.contexts) > 1:
+            blocks.append(figure(sweep))
+        blocks.append(table(sweep))
     return Section(
         key="step",
         title="Cost of a step",

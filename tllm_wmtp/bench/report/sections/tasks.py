@@ -18,6 +18,7 @@ from tllm_wmtp.bench.report.style import ARMS, LIGHT, LOOKS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+ROW = 30  # pixels of a case in the figure
 MEASURE = "wmtp bench run docs/benchmarks/suite.yaml --out DIR"
 
 
@@ -100,48 +101,56 @@ def source_text() -> str:
 
 
 def figure(found: Sequence[Task], point: str) -> Figure:
-    cases = [task.case for task in found]
-    known = [task for task in found if task.over_dense("windowed") is not None]
-    said = sentence(found)
-    longest = max(len(label(task.case, cases)) for task in known)
+    batch = min(task.case.batch for task in found)
+    shown = [
+        task
+        for task in found
+        if task.over_dense("windowed") is not None and task.case.batch == batch
+    ]
     return Figure(
-        title=f"Speed over dense: {point}",
-        alt=f"Dot chart of the speed over no speculation per input, native and windowed. {said}",
+        title=f"Speed over dense: {point}, batch {batch}",
+        alt=(
+            "Dot chart of the speed over no speculation per input, native and windowed. "
+            + sentence(found)
+        ),
         panels=(
             Panel(
                 "Time per token of dense over the arm's",
                 "ratio; right of 1 is faster than no speculation",
-                partial(draw, found=known, cases=cases),
-                width=900,
-                height=130 + 22 * len(known),
+                partial(draw, found=shown),
+                height=132 + ROW * len(shown),
+                left=14,
+                right=20,
                 top=70,
-                left=min(40 + round(longest * 5.9), 420),
-                right=40,
             ),
         ),
-        sentence=said,
-        origin=origin([row for task in known for row in task.rows.values()]),
+        sentence=sentence(found),
+        origin=origin([row for task in shown for row in task.rows.values()]),
         source=source_text(),
     )
 
 
-def draw(axes: Axes, found: Sequence[Task], cases: Sequence[Case]) -> None:
+def draw(axes: Axes, found: Sequence[Task]) -> None:
+    """A line per case from native to windowed, with the case's name above it."""
+    cases = [task.case for task in found]
     for index, task in enumerate(found):
         values = {arm: task.over_dense(arm) for arm in ("native", "windowed")}
         ends = [value for value in values.values() if value is not None]
-        axes.plot(
-            [min(ends), max(ends)], [index, index], color=LIGHT["rule"], linewidth=2, zorder=2
-        )
+        axes.plot([0, max(ends)], [index] * 2, color=LIGHT["rule"], linewidth=0.8, zorder=1)
+        axes.plot([min(ends), max(ends)], [index] * 2, color=LIGHT["rule"], linewidth=3, zorder=2)
         for arm, value in values.items():
             if value is not None:
                 axes.plot([value], [index], LOOKS[arm].marker, color=LOOKS[arm].colour, zorder=4)
-    axes.axvline(1, color=LIGHT["muted"], linewidth=1)
-    axes.set_yticks(range(len(found)), [label(task.case, cases) for task in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
+        axes.annotate(
+            label(task.case, cases), (0, index), (2, 6), textcoords="offset points", fontsize=9.5
+        )
+    axes.axvline(1, color=LIGHT["muted"], linewidth=1, zorder=1)
+    axes.set_yticks([])
+    axes.set_ylim(len(found) - 0.6, -0.8)
     axes.grid(axis="y", visible=False)
-    axes.grid(axis="x")
     axes.set_xlim(left=0)
-    axes.set_xlabel("dense / arm")
+    plot.few_ticks(axes)
+    axes.set_xlabel("time per token, dense / arm")
     plot.line_legend(axes, [(arm, LOOKS[arm]) for arm in ("native", "windowed")], joined=False)
 
 
@@ -177,7 +186,7 @@ def speed_table(found: Sequence[Task], point: str) -> Table:
             ("case",),
             (
                 "AL native", "AL windowed", "TPOT ms dense", "TPOT ms native", "TPOT ms windowed",
-                "native over dense", "windowed over dense",
+                "over dense, native", "over dense, windowed",
             ),
         ),
         rows=rows,
@@ -197,7 +206,7 @@ def answer_table(found: Sequence[Task], point: str) -> Table:
                 *(of(task, arm, lambda row: words.number(row.ttft_s)) for arm in ARMS),
                 "not compared" if same is None else "identical" if same else Strong("DIFFERS"),
                 *(of(task, arm, lambda row: words.percent(row.score)) for arm in ARMS),
-                words.plural(max(row.n_runs for row in task.rows.values()), "request"),
+                words.count(max(row.n_runs for row in task.rows.values())),
                 words.count(sum(row.screened for row in task.rows.values())),
             )
         )
@@ -206,8 +215,8 @@ def answer_table(found: Sequence[Task], point: str) -> Table:
         columns=columns(
             ("case",),
             (
-                "TTFT s dense", "native", "windowed", "outputs of the arms", "answers found, dense",
-                "native ", "windowed ", "requests", "screened",
+                *(f"TTFT s {arm}" for arm in ARMS), "outputs of the arms",
+                *(f"answers found {arm}" for arm in ARMS), "requests", "screened",
             ),
         ),
         rows=tuple(rows),
