@@ -131,6 +131,18 @@ def test_a_users_text_is_probed_by_any_models_tokenizer(wmtp: Run, tmp_path: Pat
     assert (row["input"], row["prompt_tokens"]) == ("file", 300)
 
 
+def test_a_published_input_is_read_from_its_file(wmtp: Run, tmp_path: Path) -> None:
+    path = add_byte_tokenizer(tiny_checkpoint(tmp_path / "model", vocab_size=257))
+    item = {"input": "Mary went home. " * 4, "question": "Where is Mary?", "target": "home"}
+    (tmp_path / "qa1.jsonl").write_text(json.dumps(item) + "\n")
+    source = ("--inputs", "babilong", "--path", tmp_path / "qa1.jsonl")
+    code, out, err = wmtp("probe", "--model", path, *SMALL, *source, "--json")
+    assert code == 0, err
+    (row,) = json.loads(out, parse_constant=no_nan)["rows"]
+    assert row["input"] == "babilong"
+    assert 64 < row["prompt_tokens"] <= 300
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
