@@ -14,10 +14,13 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import torch
+from listening_sockets import listening_addresses
 from tiny_model import add_byte_tokenizer, tiny_checkpoint
 
 from tllm_wmtp import LLM, SamplingParams
 from tllm_wmtp.cli import main
+from tllm_wmtp.serving.openai.server import bind, is_loopback
 
 TOKENS = 600
 PATIENCE_S = 120.0
@@ -40,6 +43,8 @@ def test_a_stream_goes_on_to_its_end_after_sigterm(checkpoint: Path) -> None:
         assert server.stdout is not None
         state = json.loads(server.stdout.readline())
         assert state["url"].startswith("http://127.0.0.1:")
+        listening = listening_addresses([server.pid])
+        assert listening == {("127.0.0.1", int(state["url"].rsplit(":", 1)[1]))}
         key = environment["WMTP_API_KEY"]
         assert httpx.get(f"{state['url']}/v1/models", timeout=PATIENCE_S).status_code == 401
         with openai.OpenAI(
@@ -72,10 +77,31 @@ def test_an_address_in_use_is_refused_before_the_weights_are_read(
     assert "choose another --host or --port" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu"])
+def test_a_device_that_is_not_there_is_refused_before_the_weights_are_read(
+    device: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    assert main(["serve", str(tmp_path), "--port", "0", "--device", device]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"device '{device}'" in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_only_addresses_of_this_machine_alone_pass_without_a_key_unsaid() -> None:
+    for host, alone in (("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)):
+        with bind(host, 0) as listener:
+            assert is_loopback(listener) == alone
+
+
 @pytest.mark.parametrize(
     "options",
     [
         ["--api-key", ""],
+        ["--served-model-name", "\udcff"],
         ["--served-model-name", ""],
         ["--shutdown-timeout", "-1"],
         ["--shutdown-timeout", "nan"],

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from listening_sockets import listening_addresses, only_loopback
 from triton_server import DEPTH, LANES, MAX_SEQ_LEN, N_SINK, QUEUE, WINDOW, Reply, Server
 
 from tllm_wmtp import LLM, SamplingParams
@@ -196,6 +197,14 @@ def test_tensors_of_the_wrong_form_are_refused_by_the_server_itself(server: Serv
     status, answer = server.post("/v2/models/wmtp/generate", {"max_tokens": 3})
     assert status == 400
     assert "an empty prompt" in answer
+
+
+def test_the_start_command_listens_on_loopback_alone(server: Server) -> None:
+    addresses = listening_addresses(server.processes())
+    assert {port for _, port in addresses} >= {
+        server.http_port, server.grpc_port, server.metrics_port,
+    }  # fmt: skip
+    assert only_loopback(addresses), addresses
 
 
 def test_a_slip_in_an_options_name_is_no_silent_default(server: Server) -> None:

@@ -12,6 +12,7 @@ import os
 import platform
 import queue
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -28,6 +29,8 @@ from typing import Any
 import numpy as np
 from toolchain import REPOSITORY
 from tritonclient import grpc
+
+from tllm_wmtp.cli.triton_repo import START
 
 FOLDER = REPOSITORY / "build/tritonserver"
 VERSION = "0.7.0"
@@ -143,11 +146,11 @@ class Server:
 
     def _start(self, repository: Path, options: tuple[str, ...]) -> None:
         folder = install()
-        command = [str(folder / "wheel/pytriton/tritonserver/bin/tritonserver")]
-        command += ["--model-repository", str(repository)]
+        # As wmtp triton-repo tells its user to, with ports of its own.
+        _, *command = shlex.split(START.format(repository=shlex.quote(str(repository))))
+        command.insert(0, str(folder / "wheel/pytriton/tritonserver/bin/tritonserver"))
         command += ["--backend-directory", str(folder / "backends")]
         for what in ("http", "grpc", "metrics"):
-            command += [f"--{what}-address", "127.0.0.1"]
             command += [f"--{what}-port", str(getattr(self, f"{what}_port"))]
         environment = os.environ | {
             "LD_LIBRARY_PATH": _library_path(),
