@@ -228,13 +228,13 @@ class Server:
             time.sleep(0.1)
 
     @contextlib.contextmanager
-    def stream(self, prompt: str | bytes, **options: Any) -> Iterator[Stream]:
+    def stream(self, prompt: str | bytes, model: str = "wmtp", **options: Any) -> Iterator[Stream]:
         """A gRPC stream with one request on it."""
         client = grpc.InferenceServerClient(f"127.0.0.1:{self.grpc_port}")
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         client.start_stream(lambda result, error: arrived.put((result, error)))
         try:
-            client.async_stream_infer("wmtp", tensors(prompt, options))
+            client.async_stream_infer(model, tensors(prompt, options))
             yield Stream(client, arrived)
         finally:
             client.stop_stream(cancel_requests=True)
