@@ -203,6 +203,17 @@ class DeepseekV3MTP(nn.Module):
         self.self_attn = common.MLA()
         self.shared_head = common.SharedHead(model_config.extra_attrs["loaded"])
 
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        hidden_states: torch.Tensor,
+        embed_tokens: nn.Module,
+        attn_metadata: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        raise NotImplementedError("no test runs latent attention")
+
 
 class Eagle3OneModelSpecMetadata(common.OneModelMetadata):
     pass
