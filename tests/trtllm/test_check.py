@@ -147,6 +147,7 @@ def test_an_engine_runs_at_its_own_window_without_graphs(
         (["--window", "0"], "window is a number of tokens, at least 1"),
         (["--tp", "0"], "1 or more"),
         (["--engine", "/nowhere"], "/nowhere"),
+        (["--engine", "/nowhere", "--tp", "2"], "check it with --tp 1"),
     ],
 )
 def test_bad_options_are_refused_before_anything_runs(

@@ -62,6 +62,12 @@ class Workload:
             if value < 1:
                 raise ConfigError(f"{name} {value}", "it must be 1 or more", f"raise {name}")
         Settings(RING, self.window, self.n_sink)
+        if self.engine is not None and self.tp > 1:
+            raise ConfigError(
+                f"engine {self.engine} on {self.tp} GPUs",
+                "a draft engine holds all heads and the whole lm_head on one GPU",
+                "check it with --tp 1",
+            )
 
 
 def check(workload: Workload | None) -> Iterator[Verdict]:
