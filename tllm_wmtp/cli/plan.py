@@ -114,9 +114,11 @@ def read_json(model: str) -> dict[str, Any]:
 
 
 def model_name(model: str) -> str:
-    """The directory's name, also where its config.json was named."""
+    """The model's name in results, also where its config.json was named."""
+    from tllm_wmtp import demo
+
     path = arguments.model_directory(model)
-    return (path if path.is_dir() else path.parent).resolve().name
+    return demo.model_name(path if path.is_dir() else path.parent)
 
 
 def describe(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:

@@ -12,4 +12,4 @@ def model_name(directory: Path) -> str:
     """What results call a checkpoint: ``demo`` or ``demo-mamba2`` where it is a shipped one, else
     the name of its directory."""
     shipped = {CHECKPOINT: "demo", CHECKPOINT_MAMBA2: "demo-mamba2"}
-    return shipped.get(directory, directory.name)
+    return shipped.get(directory, directory.resolve().name)
