@@ -1,6 +1,7 @@
 """The cost of one speculative step per arm and context, with synthetic keys and values.
 
-No prompt is prefilled: the caches hold random numbers, which cost the same to read. The arms take
+No prompt is prefilled: the caches hold random numbers, which cost the same to read
+(:mod:`tllm_wmtp.bench.content` measures that), and say nothing about acceptance. The arms take
 turns within each repetition, so that a disturbance of the machine meets all of them, and the ratio
 of two arms is the median of paired ratios.
 
