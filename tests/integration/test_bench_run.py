@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,7 +158,9 @@ def test_a_batch_answers_as_its_requests_do_alone(
         assert one.accepted_histogram == three.accepted_histogram
         assert (one.n_runs, one.b_eff, three.n_runs) == (3, 1, 3)
         assert three.steps < one.steps
-        assert three.bytes_moved > one.bytes_moved  # type: ignore[operator]
+        # Two more requests: their keys and values in the verify, and what each of 3 drafts sees.
+        rows_read = CONTEXT if one.arm == "dense" else CONTEXT + 3 * (4 + 24)
+        assert three.bytes_moved - one.bytes_moved == 2 * 512 * rows_read  # type: ignore[operator]
     assert max(row.b_eff or 0 for row in together.rows) == 3
 
 
@@ -371,6 +374,29 @@ def test_the_cells_can_be_listed_without_running_them(
     code, _, err = wmtp("bench", "run", file)
     assert code == 2
     assert "--out" in err
+
+
+@pytest.mark.parametrize(
+    ("package", "more"),
+    [
+        ("yaml", ""),
+        ("httpx", "target: {kind: openai, url: 'http://127.0.0.1:9', model: m}\n"),
+        ("tritonclient", "target: {kind: triton, url: '127.0.0.1:9', model: m}\n"),
+    ],
+)
+def test_a_package_that_is_not_there_is_named(
+    package: str,
+    more: str,
+    wmtp: Run,
+    suite_file: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    code, _, err = wmtp("bench", "run", suite_file(SUITE + more), "--out", tmp_path / "out")
+    assert code == 2
+    assert package in err
+    assert "pip install 'tllm-wmtp[bench]'" in err
 
 
 # A server.

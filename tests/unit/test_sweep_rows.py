@@ -125,6 +125,12 @@ def test_answers_in_degenerate_repetition_do_not_count_for_the_acceptance() -> N
     assert "degenerate" in both.missing["tpot_ms"]
 
 
+def test_words_are_screened_where_token_ids_are_unseen() -> None:
+    first, second = (replace(each, token_ids=None) for each in measured().answers)
+    loop = replace(second, text="no " * 40)
+    assert row_of(CELL, measured(answers=[first, loop]), ABOUT).screened == 1
+
+
 def test_a_cell_without_steps_says_so() -> None:
     single = [Answer(1000, 1, 0, 0, 0.5, (1,), "a", (0, 0, 0), (0, 0), 0)]
     found = row_of(CELL, measured(answers=single, iterations=[], prompts=[Unscored()]), ABOUT)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from tllm_wmtp.bench.sweep.cells import Cell, engines_key, in_groups, prompts_key
-from tllm_wmtp.bench.sweep.suite import Names, Suite, load_suite
+from tllm_wmtp.bench.sweep.suite import KEYS, Names, Suite, load_suite
 from tllm_wmtp.cli import arguments
 from tllm_wmtp.errors import WmtpError
 
@@ -208,6 +209,34 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(WmtpError, match="must be YAML"):
         load_suite(tmp_path / "bytes.yaml", names)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_suite_that_is_shipped_has_every_axis() -> None:
+    names = Names(arguments.count, arguments.context, arguments.model_directory)
+    cells = load_suite(ROOT / "docs/benchmarks/suite.yaml", names).cells
+    assert {cell.model for cell in cells} == {"demo", "demo-mamba2"}
+    assert {cell.arm for cell in cells} == {"dense", "native", "windowed"}
+    long = [cell for cell in cells if cell.context == 16384 and cell.input.task == "logs"]
+    assert {cell.window for cell in long} == {None, 256, 512, 1024, 2048, 4032}
+    assert {cell.depth for cell in long} == {1, 3, 5, 7, 9}
+    assert {cell.kv_dtype for cell in long} == {"float32", "bfloat16"}
+    assert {cell.batch for cell in cells} == {1, 2, 4, 8}
+
+
+def test_the_suites_of_the_manual_are_suites(tmp_path: Path) -> None:
+    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    names = Names(arguments.count, arguments.context, arguments.model_directory)
+    shown = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(shown) == 2
+    for text in shown:
+        (tmp_path / "suite.yaml").write_text(text)
+        assert load_suite(tmp_path / "suite.yaml", names).cells
+    table = set(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))
+    told = {name for cells in table for name in re.findall(r"`(\w+)`", cells)}
+    assert told == set(KEYS)
 
 
 # How cells are run together.

@@ -162,6 +162,9 @@ class Contestant:
             missing = dict.fromkeys(("ctx_ms", "fwd_ms"), "the dense arm has no draft forward")
         elif cell.depth == 2:
             missing["fwd_ms"] = "at depth 2 the only draft forward is the first"
+        if bandwidth is None:
+            names = ("floor_ms", "fraction_of_floor", "read_bandwidth_gb_per_s")
+            missing |= dict.fromkeys(names, "the read bandwidth is measured on a CPU only")
         floor = Floor(read["draft"] + read["verify"], bandwidth)
         return Measured(prompts, self.answers, self.iterations, floor, device_of(cell), missing)
 

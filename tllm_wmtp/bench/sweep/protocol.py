@@ -109,7 +109,7 @@ def plateau(batches: Sequence[int]) -> int:
     return max(Counter(batches).items(), key=lambda item: (item[1], item[0]))[0]
 
 
-def is_degenerate(ids: Sequence[int]) -> bool:
+def is_degenerate(ids: Sequence[int | str]) -> bool:
     """Whether the output ends in a short cycle, repeated."""
     for period in range(1, LONGEST_CYCLE + 1):
         covered = period

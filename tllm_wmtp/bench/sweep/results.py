@@ -36,7 +36,7 @@ def row_of(cell: Cell, measured: Measured, about: Mapping[str, Any]) -> Row:
         ConfigError: a value is not finite, or a reason is not given.
     """
     answers = measured.answers
-    counted = [each for each in answers if not is_degenerate(each.token_ids or ())]
+    counted = [each for each in answers if not is_degenerate(_sequence(each))]
     accepted = acceptance(counted)
     selection = select(measured.iterations)
     times = timing(selection, counted, accepted.al)
@@ -115,6 +115,11 @@ def row_of(cell: Cell, measured: Measured, about: Mapping[str, Any]) -> Row:
         **values,
         missing=_reasons(values, measured, counted),
     )
+
+
+def _sequence(answer: Answer) -> Sequence[int | str]:
+    """What may repeat itself: token ids, or words where these are unseen."""
+    return (answer.text or "").split() if answer.token_ids is None else answer.token_ids
 
 
 def output_digest(answers: Iterable[Answer]) -> str | None:
