@@ -8,7 +8,7 @@ import report_results as made
 from tllm_wmtp.bench.report import paper, words
 from tllm_wmtp.bench.report.plot import spread
 from tllm_wmtp.bench.report.records import record
-from tllm_wmtp.bench.report.runs import Point, operating_point, overlap
+from tllm_wmtp.bench.report.runs import Case, Point, operating_points, overlap, points_text
 from tllm_wmtp.bench.report.schema import RunRow
 
 
@@ -16,7 +16,7 @@ from tllm_wmtp.bench.report.schema import RunRow
     ("value", "text"),
     [
         (None, "\u2013"), (0, "0"), (4.3567, "4.36"), (71.04, "71.0"), (301.78, "302"),
-        (1040.2, "1,040"), (0.03165, "0.0316"), (-2.5, "-2.50"), (12345.6, "12,346"),
+        (1040.2, "1,040"), (0.03165, "0.0316"), (-2.5, "\u22122.50"), (12345.6, "12,346"),
     ],
 )  # fmt: skip
 def test_numbers_have_three_digits_and_no_exponent(value: float | None, text: str) -> None:
@@ -32,6 +32,11 @@ def test_numbers_have_three_digits_and_no_exponent(value: float | None, text: st
 )  # fmt: skip
 def test_tokens_are_said_in_units_that_fit(value: int, text: str) -> None:
     assert words.tokens(value) == text
+
+
+def test_an_interval_with_a_negative_end_is_not_read_as_a_difference() -> None:
+    assert words.interval((3.09, 3.37)) == "3.09\u20133.37"
+    assert words.interval((-4.74, 4.32)) == "\u22124.74 to 4.32"
 
 
 def test_signs_lists_and_sizes() -> None:
@@ -69,8 +74,22 @@ def test_the_operating_point_is_where_most_cases_were_measured() -> None:
     rows = [made.run_row(depth=depth, window=window) for depth, window in points]
     parsed = [record(RunRow, row, "here") for row in [*rows, made.run_row("native", depth=3)]]
     # Two points have two rows; the deeper one is taken.
-    assert operating_point(parsed) == Point(9, 512, 64)
-    assert operating_point(parsed[-1:]) is None
+    assert operating_points(parsed) == {16384: Point(9, 512, 64)}
+    assert operating_points(parsed[-1:]) == {}
+
+
+def test_each_context_has_its_own_operating_point() -> None:
+    rows = [
+        record(RunRow, made.run_row(context=context, window=window), "here")
+        for context, window in ((4096, 1024), (16384, 4032), (16384, 4032))
+    ]
+    points = operating_points(rows)
+    assert points == {4096: Point(7, 1024, 64), 16384: Point(7, 4032, 64)}
+    cases = [Case.of(row) for row in rows]
+    assert points_text(points, cases[1:]) == "depth 7, window 4,032, sink 64"
+    assert points_text(points, cases) == (
+        "4K tokens: depth 7, window 1,024, sink 64; 16K tokens: depth 7, window 4,032, sink 64"
+    )
 
 
 def test_the_papers_shares_are_one_over_layers_and_one() -> None:

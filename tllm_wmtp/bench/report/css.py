@@ -28,7 +28,7 @@ body {
     Arial, sans-serif;
   font-variant-numeric: tabular-nums lining-nums;
 }
-header, main, footer { max-width: 1060px; margin: 0 auto; padding: 0 24px; }
+header, main, footer { max-width: 1168px; margin: 0 auto; padding: 0 24px; }
 header { padding-top: 48px; }
 h1 { font-size: 30px; line-height: 1.2; font-weight: 650; margin: 0 0 12px; }
 h2 { font-size: 22px; line-height: 1.3; font-weight: 650; margin: 0 0 6px; }
@@ -53,7 +53,7 @@ ol.findings a { text-decoration: none; }
 ol.findings a:hover { text-decoration: underline; }
 figure { margin: 0 0 34px; break-inside: avoid; }
 .panels { display: flex; flex-wrap: wrap; gap: 14px 20px; margin: 0 -4px 8px; }
-.panel { flex: 1 1 min(var(--wide), 100%); max-width: calc(var(--wide) * 1.16); min-width: 0; }
+.panel { flex: 1 1 min(var(--wide), 100%); max-width: calc(var(--wide) * 1.25); min-width: 0; }
 .panel svg { display: block; width: 100%; height: auto; overflow: visible; stroke-linejoin: round; }
 .panel svg text { font-family: inherit; white-space: pre; }
 figcaption { flex: 1 1 100%; font-size: 15px; padding: 0 4px; }
@@ -70,7 +70,7 @@ table { border-collapse: collapse; font-size: 14px; line-height: 1.4; }
   position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
   white-space: nowrap;
 }
-th, td { padding: 4px 0 4px 18px; text-align: left; vertical-align: baseline; white-space: nowrap; }
+th, td { padding: 4px 0 4px 16px; text-align: left; vertical-align: baseline; white-space: nowrap; }
 td small { color: var(--muted); font-size: 12.5px; font-weight: 400; }
 th:first-child, td:first-child { padding-left: 0; }
 th.n, td.n { text-align: right; }
@@ -78,9 +78,7 @@ thead th {
   color: var(--muted); font-weight: 500; font-size: 13px; line-height: 1.25; vertical-align: bottom;
   border-bottom: 1px solid var(--muted); white-space: normal; min-width: 3.4em; max-width: 9em;
 }
-tbody th { font-weight: 400; position: sticky; left: 0; background: var(--ground);
-  white-space: normal; min-width: 6em; max-width: 17em;
-}
+tbody th { font-weight: 400; position: sticky; left: 0; background: var(--ground); }
 tbody td, tbody th { border-bottom: 1px solid var(--rule); }
 strong { font-weight: 700; }
 .missing { border: 1px dashed var(--muted); border-radius: 4px; padding: 14px 18px 6px; }
@@ -98,6 +96,7 @@ footer { color: var(--muted); font-size: 13px; padding-top: 28px; padding-bottom
   dl.facts { grid-template-columns: 1fr; gap: 0; }
   dl.facts dd { margin-bottom: 8px; }
   th, td { padding-left: 14px; }
+  tbody th { white-space: normal; min-width: 5em; max-width: 10em; }
 }
 @media print {
   @page { margin: 16mm 14mm; }

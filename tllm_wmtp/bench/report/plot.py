@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -221,8 +221,9 @@ def context_axis(axes: Axes, contexts: Sequence[int], label: str = "context, tok
     axes.set_xlabel(label)
 
 
-def log_values(axes: Axes, values: Sequence[float]) -> None:
+def log_values(axes: Axes, values: Iterable[float]) -> None:
     """A logarithmic vertical axis around ``values``, with few plain ticks."""
+    values = list(values)
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     low, high = min(values) / 1.25, max(values) * 1.25
@@ -273,6 +274,11 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
             if moved
             else None,
         )
+
+
+def room(names: Iterable[str]) -> int:
+    """Pixels to the right of an axes that :func:`label_ends` needs for ``names``."""
+    return 22 + round(5.9 * max(map(len, names), default=0))
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:

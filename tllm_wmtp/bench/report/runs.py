@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from tllm_wmtp.bench.report import words
@@ -51,7 +51,7 @@ class Case:
 def label(case: Case, among: Iterable[Case]) -> str:
     """Model, input and context, and whatever else differs among the cases; batch 1 is not said."""
     others = list(among)
-    parts = [case.model, case.input, f"{words.tokens(case.context)} tokens"]
+    parts = [case.model, case.input, words.tokens(case.context)]
     for name, said in _SAID.items():
         value = getattr(case, name)
         usual = name == "batch" and value == 1
@@ -78,12 +78,25 @@ class Point:
         return f"depth {self.depth}, window {self.window:,}, sink {self.n_sink}"
 
 
-def operating_point(rows: Sequence[RunRow]) -> Point | None:
-    """The point at which most cases were measured; of several the deepest, then the widest."""
-    counts = Counter(Point.of(row) for row in rows if row.arm == "windowed")
-    if not counts:
-        return None
-    return max(counts, key=lambda point: (counts[point], point))
+def operating_points(rows: Iterable[RunRow]) -> dict[int, Point]:
+    """By context, the point at which most of its cells were measured; of several the deepest, then
+    the widest. A short context may need a smaller window, or native and windowed are the same."""
+    counts: dict[int, Counter[Point]] = {}
+    for row in rows:
+        if row.arm == "windowed":
+            counts.setdefault(row.context, Counter())[Point.of(row)] += 1
+    return {
+        context: max(found, key=lambda point: (found[point], point))
+        for context, found in counts.items()
+    }
+
+
+def points_text(points: Mapping[int, Point], cases: Iterable[Case]) -> str:
+    """The point of all cases, or of each context where they differ."""
+    used = {context: points[context] for context in sorted({case.context for case in cases})}
+    if len(set(used.values())) == 1:
+        return str(next(iter(used.values())))
+    return "; ".join(f"{words.tokens(context)} tokens: {point}" for context, point in used.items())
 
 
 @dataclass(frozen=True)
@@ -126,3 +139,9 @@ def overlap(one: tuple[float, float] | None, other: tuple[float, float] | None) 
     if one is None or other is None:
         return None
     return one[0] <= other[1] and other[0] <= one[1]
+
+
+def reasons(rows: Iterable[RunRow], names: Collection[str]) -> list[str]:
+    """Why these fields are missing, each reason once."""
+    every = {(n, why) for row in rows for n, why in row.missing.items() if n in names}
+    return [f"{words.ABSENT} {name}: {reason}." for name, reason in sorted(every)]

@@ -17,18 +17,19 @@ def number(value: float | None) -> str:
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))
-    return f"{value:,.{min(max(digits, 0), 6)}f}"
+    return fixed(value, min(max(digits, 0), 6))
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    return ABSENT if value is None else f"{value:,.{digits}f}"
+    return ABSENT if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
 
 
 def interval(low_high: tuple[float, float] | None, digits: int | None = None) -> str:
-    """``3.09–3.37``."""
+    """``3.09–3.37``, and with "to" where an end is negative."""
     if low_high is None:
         return ABSENT
-    return EN_DASH.join(number(end) if digits is None else fixed(end, digits) for end in low_high)
+    joint = " to " if min(low_high) < 0 else EN_DASH
+    return joint.join(number(end) if digits is None else fixed(end, digits) for end in low_high)
 
 
 def with_interval(

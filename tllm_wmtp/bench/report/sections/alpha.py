@@ -11,7 +11,7 @@ from tllm_wmtp.bench.report import plot, words
 from tllm_wmtp.bench.report.blocks import Figure, Section, Table, columns, grouped, origin
 from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
-from tllm_wmtp.bench.report.runs import Case, arranged, operating_point, overlap
+from tllm_wmtp.bench.report.runs import Case, arranged, operating_points, overlap, points_text
 from tllm_wmtp.bench.report.schema import Alpha, RunRow
 from tllm_wmtp.bench.report.style import LOOKS
 
@@ -34,11 +34,11 @@ class Pair:
 
 
 def build(results: Results) -> Section:
-    point = operating_point(results.run)
+    points = operating_points(results.run)
     pairs = [
         Pair(each.case, {arm: row for arm, row in each.at(point).items() if row.alpha})
-        for each in (arranged(results.run) if point else ())
-        if point
+        for each in arranged(results.run)
+        if (point := points.get(each.case.context))
     ]
     pairs = [pair for pair in pairs if {"native", "windowed"} <= pair.rows.keys()]
     chosen = [
@@ -49,7 +49,8 @@ def build(results: Results) -> Section:
     ]
     blocks: list[Figure | Table] = []
     for members in grouped(chosen, lambda pair: pair.case.machine).values():
-        blocks += [figure(members, str(point)), table(members, str(point))]
+        said = points_text(points, [pair.case for pair in members])
+        blocks += [figure(members, said), table(members, said)]
     return Section(
         key="alpha",
         title="Acceptance by draft position",

@@ -11,7 +11,14 @@ from tllm_wmtp.bench.report import paper, plot, words
 from tllm_wmtp.bench.report.blocks import Figure, Section, Strong, Table, columns, grouped, origin
 from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
-from tllm_wmtp.bench.report.runs import Case, arranged, label, operating_point, overlap
+from tllm_wmtp.bench.report.runs import (
+    Case,
+    arranged,
+    label,
+    operating_points,
+    overlap,
+    reasons,
+)
 from tllm_wmtp.bench.report.schema import RunRow
 from tllm_wmtp.bench.report.style import LIGHT, LOOKS
 
@@ -68,9 +75,10 @@ def build(results: Results) -> Section:
 
 def depths(results: Results) -> list[Depths]:
     """Cases with two depths or more in an arm."""
-    point = operating_point(results.run)
+    points = operating_points(results.run)
     found = []
     for each in arranged(results.run):
+        point = points.get(each.case.context)
         native = {depth: row for depth, row in each.native.items() if row.tpot_ms}
         windowed = {
             at.depth: row
@@ -180,6 +188,7 @@ def table(found: Sequence[Depths]) -> Table:
         notes=(
             f"{BEST}: lowest of its row. {TIED}: its interval overlaps the best one's, so the data "
             "does not tell the two depths apart.",
+            *reasons((row for each in found for row in each.rows), ("tpot_ms", "tpot_ms_interval")),
         ),
     )
 

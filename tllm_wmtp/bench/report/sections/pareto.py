@@ -11,7 +11,7 @@ from tllm_wmtp.bench.report import plot, words
 from tllm_wmtp.bench.report.blocks import Figure, Section, Table, columns, grouped, origin
 from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
-from tllm_wmtp.bench.report.runs import Case, arranged, label, operating_point
+from tllm_wmtp.bench.report.runs import Case, arranged, label, operating_points
 from tllm_wmtp.bench.report.schema import RunRow
 from tllm_wmtp.bench.report.style import ARMS, LOOKS
 
@@ -35,12 +35,13 @@ class Front:
 
 def fronts(results: Results) -> list[Front]:
     """Cases with two batch sizes or more in an arm."""
-    point = operating_point(results.run)
-    if point is None:
-        return []
+    points = operating_points(results.run)
     by_case = grouped(arranged(results.run), lambda each: each.case.without(batch=0))
     found = []
     for case, members in by_case.items():
+        point = points.get(case.context)
+        if point is None:
+            continue
         arms: dict[str, list[RunRow]] = {}
         for arm in ARMS:
             rows = [at[arm] for each in members if arm in (at := each.at(point))]

@@ -113,7 +113,7 @@ def draw(axes: Axes, each: Prefills) -> None:
         plot.line(axes, xs, ys, [row.ttft_s_interquartile for row in rows], look)
         ends.append((xs[-1], ys[-1], f"{arm}, {'pruned' if pruned else 'whole'}", look.colour))
     plot.context_axis(axes, each.contexts, "prompt, tokens")
-    plot.log_values(axes, [row.ttft_s for row in each.rows.values()])
+    plot.log_values(axes, [end for r in each.rows.values() for end in r.ttft_s_interquartile])
     plot.label_ends(axes, ends)
 
 

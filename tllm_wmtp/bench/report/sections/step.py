@@ -203,7 +203,7 @@ def draw_step(axes: Axes, sweep: Sweep) -> None:
         plot.line(axes, xs, ys, [row.step_ms_interquartile for row in rows], LOOKS[arm])
         ends.append((xs[-1], ys[-1], arm, LOOKS[arm].colour))
     plot.context_axis(axes, sweep.contexts)
-    plot.log_values(axes, [row.step_ms for row in sweep.rows.values()])
+    plot.log_values(axes, [end for row in sweep.rows.values() for end in row.step_ms_interquartile])
     plot.label_ends(axes, ends)
 
 
@@ -215,7 +215,8 @@ def draw_parts(axes: Axes, sweep: Sweep) -> None:
             continue
         xs = [row.context for row in rows]
         draft, verify = [row.draft_ms for row in rows], [row.verify_ms for row in rows]
-        values += draft + verify
+        for row in rows:
+            values += [*row.draft_ms_interquartile, *row.verify_ms_interquartile]
         look = LOOKS[arm]
         plot.line(axes, xs, draft, [row.draft_ms_interquartile for row in rows], look)
         ends.append((xs[-1], draft[-1], f"draft, {arm}", look.colour))
@@ -242,7 +243,8 @@ def draw_ratio(axes: Axes, sweep: Sweep) -> None:
         ends.append((paper.SWEEP[-1], shown[-1], f"paper, {name}", mine.colour))
     axes.axhline(1, color=LIGHT["muted"], linewidth=0.8)
     plot.context_axis(axes, [*contexts, *paper.SWEEP] if contexts[-1] < 2**19 else contexts)
-    axes.set_ylim(bottom=min(0.9, *ys), top=max(*ys, 1.5) * 1.06)
+    ends_of = [end for interval in intervals for end in interval]
+    axes.set_ylim(bottom=min(0.9, *ends_of) * 0.97, top=max(1.5, *ends_of) * 1.05)
     plot.label_ends(axes, ends)
 
 

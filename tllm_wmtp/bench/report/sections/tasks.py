@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,13 +11,23 @@ from tllm_wmtp.bench.report import paper, plot, words
 from tllm_wmtp.bench.report.blocks import Figure, Section, Strong, Table, columns, grouped, origin
 from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
-from tllm_wmtp.bench.report.runs import Case, Point, arranged, label, operating_point
+from tllm_wmtp.bench.report.runs import (
+    Case,
+    Point,
+    arranged,
+    label,
+    operating_points,
+    points_text,
+    reasons,
+)
 from tllm_wmtp.bench.report.schema import RunRow
 from tllm_wmtp.bench.report.style import ARMS, LIGHT, LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: Fields whose absence the tables explain.
+SHOWN = ("al", "al_interval", "tpot_ms", "tpot_ms_interval", "ttft_s", "score", "output_digest")
 ROW = 30  # pixels of a case in the figure
 MEASURE = "wmtp bench run docs/benchmarks/suite.yaml --out DIR"
 
@@ -45,21 +55,25 @@ class Task:
         return len(set(digests)) == 1
 
 
-def tasks(results: Results) -> tuple[Point | None, list[Task]]:
-    point = operating_point(results.run)
-    if point is None:
-        return None, []
-    found = [Task(each.case, each.at(point)) for each in arranged(results.run)]
-    return point, [task for task in found if len(task.rows) > 1]
+def tasks(rows: Sequence[RunRow], points: Mapping[int, Point]) -> list[Task]:
+    """Cases with two arms or more at their context's operating point."""
+    found = [
+        Task(each.case, each.at(point))
+        for each in arranged(rows)
+        if (point := points.get(each.case.context))
+    ]
+    return [task for task in found if len(task.rows) > 1]
 
 
 def build(results: Results) -> Section:
-    point, found = tasks(results)
+    points = operating_points(results.run)
+    found = tasks(results.run, points)
     blocks: list[Figure | Table] = []
     for members in grouped(found, lambda task: task.case.machine).values():
+        said = points_text(points, [task.case for task in members])
         if any(task.over_dense("windowed") for task in members):
-            blocks.append(figure(members, str(point)))
-        blocks += [speed_table(members, str(point)), answer_table(members, str(point))]
+            blocks.append(figure(members, said))
+        blocks += [speed_table(members, said), answer_table(members, said)]
     for rows in grouped(results.run, lambda row: row.machine).values():
         blocks.append(every_row(rows))
     return Section(
@@ -222,23 +236,11 @@ def answer_table(found: Sequence[Task], point: str) -> Table:
         rows=tuple(rows),
         origin=origin([row for task in found for row in task.rows.values()]),
         notes=(
-            *reasons(found),
+            *reasons((row for task in found for row in task.rows.values()), SHOWN),
             "Screened: requests left out because their output repeats itself, over all arms. "
             "Outputs are compared where tokens are chosen greedily.",
         ),
     )  # fmt: skip
-
-
-def reasons(found: Sequence[Task]) -> list[str]:
-    """Why values are missing, each reason once."""
-    every = {
-        (name, reason)
-        for task in found
-        for row in task.rows.values()
-        for name, reason in row.missing.items()
-        if name in ("score", "ttft_s", "tpot_ms", "al", "output_digest", "al_interval")
-    }
-    return [f"{words.ABSENT} {name}: {reason}." for name, reason in sorted(every)]
 
 
 def every_row(rows: Sequence[RunRow]) -> Table:

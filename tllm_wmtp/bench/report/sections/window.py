@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from tllm_wmtp.bench.report import paper, plot, words
 from tllm_wmtp.bench.report.blocks import Figure, Section, Table, columns, grouped, origin
 from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
-from tllm_wmtp.bench.report.runs import Arms, Case, Point, arranged, operating_point, overlap
+from tllm_wmtp.bench.report.runs import Arms, Case, Point, arranged, operating_points, overlap
 from tllm_wmtp.bench.report.schema import ProbeResult, RunRow
 from tllm_wmtp.bench.report.style import LIGHT, Look, look
 
@@ -37,10 +37,13 @@ class Dose:
         return [row.window for row in self.windowed if row.window is not None]
 
 
-def doses(arms: Sequence[Arms], point: Point) -> list[Dose]:
-    """Cases with two windows or more at the depth and sink of ``point``."""
+def doses(arms: Sequence[Arms], points: Mapping[int, Point]) -> list[Dose]:
+    """Cases with two windows or more at the depth and sink of their context's point."""
     found = []
     for each in arms:
+        point = points.get(each.case.context)
+        if point is None:
+            continue
         rows = [
             row
             for at, row in sorted(each.windowed.items())
@@ -54,8 +57,7 @@ def doses(arms: Sequence[Arms], point: Point) -> list[Dose]:
 
 
 def build(results: Results) -> Section:
-    point = operating_point(results.run)
-    found = doses(arranged(results.run), point) if point else []
+    found = doses(arranged(results.run), operating_points(results.run))
     blocks: list[Figure | Table] = []
     for members in grouped(found, lambda dose: dose.case.without(input="")).values():
         blocks += [figure(members), table(members)]
@@ -78,13 +80,14 @@ def build(results: Results) -> Section:
 
 
 def reach(dose: Dose) -> int | None:
-    """The smallest window from which on every AL interval reaches native's."""
-    if dose.native is None:
-        return None
+    """The smallest window from which on every AL is native's or more, or its interval reaches
+    native's."""
     enough = None
     for row in reversed(dose.windowed):
-        below = row.al is not None and dose.native.al is not None and row.al < dose.native.al
-        if below and not overlap(row.al_interval, dose.native.al_interval):
+        if dose.native is None or row.al is None or dose.native.al is None:
+            return None
+        reaches = row.al >= dose.native.al or overlap(row.al_interval, dose.native.al_interval)
+        if not reaches:
             break
         enough = row.window
     return enough
@@ -100,9 +103,11 @@ def sentence(dose: Dose) -> str:
         return text + "; native was not measured."
     text += f", {words.fixed(dose.native.al)} natively; "
     enough = reach(dose)
+    judged = None not in (row.al_interval for row in (*dose.windowed, dose.native))
+    beyond = " beyond the intervals" if judged else " (a single request has no interval)"
     if enough is None:
-        return text + "no window's interval reaches native's."
-    return text + f"from {enough:,} on no window is below native beyond the intervals."
+        return text + f"every window is below native{beyond}."
+    return text + f"from {enough:,} on no window is below native{beyond}."
 
 
 def source_text() -> str:
@@ -125,19 +130,25 @@ def figure(members: Sequence[Dose]) -> Figure:
                 "Acceptance length",
                 "tokens per step, with 95 % intervals",
                 partial(draw, members=members, name="al"),
-                right=126,
+                right=plot.room(names(members)),
             ),
             Panel(
                 "Time per output token",
                 "ms, with 95 % intervals",
                 partial(draw, members=members, name="tpot_ms"),
-                right=126,
+                right=plot.room(names(members)),
             ),
         ),
         sentence=f"{said} Native is a level line, since it has no window.",
         origin=origin(every),
         source=source_text(),
     )
+
+
+def names(members: Sequence[Dose]) -> list[str]:
+    if len(members) == 1:
+        return ["windowed"]
+    return [f"windowed, {dose.case.input}" for dose in members]
 
 
 def draw(axes: Axes, members: Sequence[Dose], name: str) -> None:
@@ -159,6 +170,7 @@ def draw(axes: Axes, members: Sequence[Dose], name: str) -> None:
             ends.append((windows[-1], level, f"native{suffix}", other.colour))
     plot.context_axis(axes, windows, "window, tokens")
     axes.margins(y=0.12)
+    plot.few_ticks(axes, "y")
     plot.label_ends(axes, ends)
 
 
@@ -205,7 +217,7 @@ def agreement_figure(probes: Sequence[ProbeResult]) -> Figure:
                 f"{probe.model}, {words.tokens(probe.context)} tokens",
                 "share of drafts whose first choice stays, with 95 % Wilson intervals",
                 partial(draw_agreement, probe=probe),
-                right=104,
+                right=plot.room(["paper, least", *(row.input for row in probe.rows)]),
             )
             for probe in probes
         ),
