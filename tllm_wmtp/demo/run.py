@@ -17,6 +17,7 @@ import torch
 
 import tllm_wmtp.ops as ops
 from tllm_wmtp import machine
+from tllm_wmtp.bench.common import config_hash
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
 from tllm_wmtp.demo import language, model_name
@@ -221,6 +222,8 @@ def summarise(
             }
         )
     return {
+        "benchmark": "demo",
+        "config_hash": config_hash(plan),
         "lossless": all(prompt["identical"] for prompt in prompts),
         "context": plan.context,
         "depth": plan.depth,

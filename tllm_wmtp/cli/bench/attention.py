@@ -39,8 +39,14 @@ def run_attention(args: argparse.Namespace) -> int:
         )
 
     rows = run_attention_bench(contexts=args.contexts, n_runs=args.repeats, on_row=announce)
-    result = {"benchmark": "attention", **machine.describe(), "rows": rows}
-    output.write(args.out, f"attention-{_hash_of(args)}.json", result)
+    name = _hash_of(args)
+    result = {
+        "benchmark": "attention",
+        "config_hash": name,
+        **machine.describe(),
+        "rows": rows,
+    }
+    output.write(args.out, f"attention-{name}.json", result)
     if args.json:
         print(json.dumps(result))
     else:
