@@ -216,17 +216,38 @@ def test_every_depth_and_arm_takes_a_turn_and_nobody_always_goes_first(
         order.append((self.arm, depth, self.request.metrics.drafted[-1]))
 
     monkeypatch.setattr(Contestant, "step", recorded)
-    bench = FitBench(checkpoint, (300,), (2, 3, 5), window=50, n_sink=4, repeats=4)
+    bench = FitBench(checkpoint, (300,), (2, 3, 5), window=50, n_sink=4, repeats=10)
     result = run_fit_bench(bench)
     assert all(depth == drafted + 1 for _, depth, drafted in order)
     rounds = [order[i : i + 6] for i in range(0, len(order), 6)]
-    assert len(rounds) == 4 + measure.WARM_UP
+    assert len(rounds) == 10 + measure.WARM_UP
     everyone = {(arm, depth) for arm in ("native", "windowed") for depth in (2, 3, 5)}
     assert all({turn[:2] for turn in each} == everyone for each in rounds)
     assert {each[0][:2] for each in rounds} == everyone
-    assert all(row["n_runs"] == 4 for row in result["rows"])
+    assert all(row["n_runs"] == 10 for row in result["rows"])
     # Too few depths for a jump: it was not looked for.
     assert all(fit["break_p_value"] is None for fit in result["fits"])
+
+
+@pytest.mark.parametrize("depths", [(2, 3, 5), (2, 3, 4, 5)])
+def test_at_every_depth_each_arm_goes_first_as_often_in_both_halves(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, depths: tuple[int, ...]
+) -> None:
+    order: list[tuple[str, int | None]] = []
+    step = Contestant.step
+
+    def recorded(self: Contestant, depth: int | None = None) -> None:
+        step(self, depth)
+        order.append((self.arm, depth))
+
+    monkeypatch.setattr(Contestant, "step", recorded)
+    run_fit_bench(FitBench(checkpoint, (100,), depths, window=50, n_sink=4, repeats=8))
+    size = 2 * len(depths)
+    rounds = [order[i : i + size] for i in range(size * measure.WARM_UP, len(order), size)]
+    for half in (rounds[0::2], rounds[1::2]):
+        for depth in depths:
+            first = [next(arm for arm, d in each if d == depth) for each in half]
+            assert first.count("native") == first.count("windowed") == 2
 
 
 CELL = {"arm", "context", "depth", "gamma", "n_runs"}
@@ -278,17 +299,27 @@ def test_the_command_prints_one_object_with_every_field(
         (["--depths", "1..5"], "depth 1"),
         (["--depths", "5..2"], "'5..2'"),
         (["--depths", "two"], "'two'"),
+        (["--depths", "2..999999999999"], "256 depths or fewer"),
         (["--repeats", "3"], "repeats 3"),
         (["--window", "0"], "window 0"),
         (["--contexts", "1m"], "max_seq_len"),
         (["--where", "batch=1"], "--where batch=1"),
         (["--where", "batch"], "'batch'"),
+        (["--rows", "x", "--where", "batch=1", "--where", "batch=2"], "--where batch=2"),
         (["--rows", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
     ],
 )
 def test_the_command_refuses(
-    checkpoint: Path, options: list[str], value: str, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path,
+    options: list[str],
+    value: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(measure, "load_model", load)
     try:
         code = main(["bench", "fit", "--model", str(checkpoint), *options])
     except SystemExit as ended:  # argparse
@@ -387,6 +418,31 @@ def test_a_line_goes_through_one_setup(tmp_path: Path) -> None:
         fit_run_rows(files, {"colour": "red"})
     with pytest.raises(ConfigError, match="0 of them chosen"):
         fit_run_rows(files, {"kv_dtype": "fp8"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"t_iter_ms": 0.0}, "t_iter_ms 0.0 of row 0{12}: an iteration takes more than 0 ms"),
+        ({"t_iter_ms": -1.0}, "t_iter_ms -1.0"),
+        ({"t_iter_ms": 1e300}, "t_iter_ms 1e.300"),
+        ({"t_iter_ms": 10**400}, "t_iter_ms 10000"),
+        ({"b_eff": 0}, "b_eff 0 of row"),
+        ({"b_eff": None}, "b_eff None of row"),
+        ({"depth": 1}, "depth 1 of row 0{12}: a row of the windowed arm with t_iter_ms has 2 to"),
+        ({"depth": 10**400}, "depth 10000"),
+        ({"context": 0}, "context 0 of row"),
+        ({"context": 10**400}, "context 10000"),
+    ],
+)
+def test_numbers_that_no_run_gives_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    rows = both_arms()
+    rows[-1] |= changes
+    rows[-1]["missing"] = {name: "not seen" for name, value in rows[-1].items() if value is None}
+    with pytest.raises(ConfigError, match=message):
+        fit_run_rows([write(tmp_path / "run-a.jsonl", rows)], {})
 
 
 def test_an_arm_of_two_depths_has_no_line(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A sweep over depths with synthetic keys and values: the measurements behind ``wmtp bench fit``.
 
 One engine per arm takes steps of every depth in turn. In each repetition the order of the depths
-moves on by one, and the arms, which follow each other at every depth, change places.
+moves on by one. The arms follow each other at every depth and change places there every second
+repetition, so that in both halves, even and odd, each goes first as often.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tllm_wmtp.bench.latency_fit.predictions import predict
 from tllm_wmtp.bench.latency_fit.regression import LEAST_POINTS
 from tllm_wmtp.bench.latency_fit.repetitions import Sweep
 from tllm_wmtp.bench.step import Contestant, Spread, StepBench
-from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
+from tllm_wmtp.checkpoint.loader import LoadedModel, load_model, read_config
 from tllm_wmtp.config import EngineConfig
 from tllm_wmtp.demo import model_name
 from tllm_wmtp.errors import ConfigError
@@ -100,10 +101,11 @@ def run_fit_bench(
     Raises:
         WmtpError: a context does not fit the model or the memory.
     """
-    loaded = load_model(bench.model, getattr(torch, bench.dtype), "cpu", with_head=True)
-    for context in bench.contexts:  # refused at once, not after the first ones were measured
+    positions = read_config(bench.model).max_position_embeddings
+    for context in bench.contexts:  # refused at once, before weights are read
         for arm in ARMS:
-            bench.engine_config(arm, context).resolved(loaded.config.max_position_embeddings)
+            bench.engine_config(arm, context).resolved(positions)
+    loaded = load_model(bench.model, getattr(torch, bench.dtype), "cpu", with_head=True)
     rows: list[dict[str, Any]] = []
     fits: list[dict[str, Any]] = []
     predictions: list[dict[str, Any]] = []
@@ -145,9 +147,10 @@ def measure(
     whole = WARM_UP + bench.repeats
     for repeat in range(whole):
         first = repeat % len(bench.depths)
-        for turn, depth in enumerate(bench.depths[first:] + bench.depths[:first]):
+        places = list(enumerate(bench.depths))
+        for place, depth in places[first:] + places[:first]:
             pairs = list(zip(contestants, sweeps, strict=True))
-            for contestant, sweep in pairs if (repeat + turn) % 2 == 0 else pairs[::-1]:
+            for contestant, sweep in pairs if (place + repeat // 2) % 2 == 0 else pairs[::-1]:
                 contestant.step(depth)
                 if repeat >= WARM_UP:
                     metrics = contestant.request.metrics

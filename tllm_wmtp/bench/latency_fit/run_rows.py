@@ -28,6 +28,8 @@ SETUP = (
 WINDOW = ("window", "n_sink")
 PHASES = ("draft_ms", "verify_ms", "ctx_ms", "fwd_ms")
 SAME_CONTEXT = 0.02
+#: Beyond these a row is a slip of whoever wrote it; squares of such numbers might not be numbers.
+MOST_DEPTH, MOST_CONTEXT, MOST_STEP_MS = 1024, 1 << 40, 1e9
 
 
 def fit_run_rows(files: Sequence[Path], where: Mapping[str, str]) -> dict[str, Any]:
@@ -46,6 +48,8 @@ def fit_run_rows(files: Sequence[Path], where: Mapping[str, str]) -> dict[str, A
             "a line needs rows of the native or the windowed arm that have t_iter_ms",
             "pass files of wmtp bench run with such rows, or change --where",
         )
+    for row in timed:
+        _check(row)
     setup = {name: _only(name, timed) for name in SETUP}
     windowed = [row for row in timed if row.arm == "windowed"]
     window = {name: _only(name, windowed) if windowed else None for name in WINDOW}
@@ -142,12 +146,30 @@ def _milliseconds(rows: Sequence[Row]) -> float:
     return statistics.median(_step(row) for row in rows)
 
 
-def _step(row: Row) -> float:
-    if row.t_iter_ms is None or row.b_eff is None:
+def _check(row: Row) -> None:
+    """Refuses numbers that no run gives, before anything is divided by them."""
+    for name, value, least, most in (
+        ("depth", row.depth, 2, MOST_DEPTH),
+        ("context", row.context, 1, MOST_CONTEXT),
+        ("b_eff", row.b_eff, 1, 1 << 20),
+    ):
+        if value is None or not least <= value <= most:
+            raise ConfigError(
+                f"{name} {value} of row {row.config_hash}",
+                f"a row of the {row.arm} arm with t_iter_ms has {least} to {most}",
+                "make the file again",
+            )
+    if not 0 < _step(row) <= MOST_STEP_MS:
         raise ConfigError(
-            f"row {row.config_hash}", "it has t_iter_ms without b_eff", "make the file again"
+            f"t_iter_ms {row.t_iter_ms} of row {row.config_hash}",
+            f"an iteration takes more than 0 ms and at most {MOST_STEP_MS:.0f}",
+            "make the file again",
         )
-    return row.t_iter_ms * row.b_eff
+
+
+def _step(row: Row) -> float:
+    """Of a row that has both (:func:`_check`)."""
+    return (row.t_iter_ms or 0.0) * (row.b_eff or 0)
 
 
 def _fit(arm: str, context: int, times: Mapping[int, float]) -> dict[str, Any]:

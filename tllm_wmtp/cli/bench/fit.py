@@ -19,6 +19,8 @@ from tllm_wmtp.config import MtpConfig
 from tllm_wmtp.errors import ConfigError
 
 RANGE = re.compile(r"^(\d+)\.\.(\d+)$")
+#: Depths of a range; more are a slip, and would be listed before anything is checked.
+MOST_DEPTHS = 256
 
 
 def depths(text: str) -> list[int]:
@@ -33,7 +35,12 @@ def depths(text: str) -> list[int]:
                 f"{part!r}: a range goes upwards; write for example 2..9"
             )
         else:
-            found |= set(range(int(match[1]), int(match[2]) + 1))
+            first, last = int(match[1]), int(match[2])
+            if last - first >= MOST_DEPTHS:
+                raise argparse.ArgumentTypeError(
+                    f"{part!r}: a range has {MOST_DEPTHS} depths or fewer; write for example 2..9"
+                )
+            found |= set(range(first, last + 1))
     return sorted(found)
 
 
@@ -97,8 +104,6 @@ def run_fit(args: argparse.Namespace) -> int:
 
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
-    from tllm_wmtp.bench.latency_fit.measure import FitBench, run_fit_bench
-
     if args.where:
         raise ConfigError(
             f"--where {'='.join(args.where[0])}",
@@ -107,6 +112,8 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
         )
     for depth in args.depths:
         MtpConfig(depth, args.window, args.sink)
+    from tllm_wmtp.bench.latency_fit.measure import FitBench, run_fit_bench
+
     bench = FitBench(
         model=arguments.model_directory(args.model),
         contexts=tuple(args.contexts),
@@ -123,7 +130,15 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
 def _of_rows(args: argparse.Namespace) -> dict[str, Any]:
     from tllm_wmtp.bench.latency_fit.run_rows import fit_run_rows
 
-    return fit_run_rows(args.rows, dict(args.where or ()))
+    where: dict[str, str] = {}
+    for name, value in args.where or ():
+        if where.setdefault(name, value) != value:
+            raise ConfigError(
+                f"--where {name}={value}",
+                f"a row has one {name}, and {where[name]} is asked for as well",
+                "give one value for each field",
+            )
+    return fit_run_rows(args.rows, where)
 
 
 def fit_table(result: dict[str, Any]) -> Table:
