@@ -165,6 +165,20 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     assert runs[0] == runs[1]
 
 
+def test_the_order_of_the_files_changes_nothing(tmp_path: Path) -> None:
+    files = {
+        "a.json": {**made.demo(), "config_hash": "1"},
+        "b.json": {**made.demo(), "config_hash": "2", "model": "demo-mamba2", "context": 4096},
+    }
+    where = made.write(tmp_path / "r", files)
+    pages = []
+    for first, second in (("a", "b"), ("b", "a")):
+        os.utime(where / f"{first}.json", (1e9, 1e9))
+        os.utime(where / f"{second}.json", (2e9, 2e9))
+        pages.append(report.build(report.load([where])).page)
+    assert pages[0] == pages[1]
+
+
 def test_step_times_are_those_of_the_rows(whole: Page) -> None:
     rows = whole.table("One step, demo, depth 7, window 4,032, sink 64, float32, KV float32")
     (row,) = (r for r in rows if r["context"] == "65,536" and r["arm"] == "windowed")

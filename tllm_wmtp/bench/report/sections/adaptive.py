@@ -19,7 +19,8 @@ MEASURE = "wmtp bench depth --context 64k --out DIR"
 
 
 def build(results: Results) -> Section:
-    blocks = [block for each in results.depth for block in (figure(each), table(each))]
+    found = sorted(results.depth, key=lambda each: (each.model, each.context, each.window))
+    blocks = [block for each in found for block in (figure(each), table(each))]
     return Section(
         key="adaptive",
         title="Depth that adapts",
@@ -29,7 +30,7 @@ def build(results: Results) -> Section:
         ),
         measure=MEASURE,
         blocks=tuple(blocks),
-        headline=sentence(results.depth[-1]) if results.depth else "",
+        headline=sentence(found[0]) if found else "",
     )
 
 

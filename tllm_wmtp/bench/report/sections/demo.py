@@ -11,13 +11,14 @@ MEASURE = "wmtp demo --context 64k --json > DIR/demo.json"
 
 
 def build(results: Results) -> Section:
+    found = sorted(results.demo, key=lambda each: (each.model, each.context, each.window))
     return Section(
         key="demo",
         title="Demonstration",
         question="The same long prompts answered in every arm, token by token in turns.",
         measure=MEASURE,
-        blocks=tuple(table(each) for each in results.demo),
-        headline=sentence(results.demo[-1]) if results.demo else "",
+        blocks=tuple(table(each) for each in found),
+        headline=sentence(found[0]) if found else "",
     )
 
 

@@ -36,6 +36,7 @@ def build(results: Results) -> Section:
             ),
         ).values()
     )
+    plans.sort(key=lambda plan: (plan.name, plan.context, plan.kv_dtype, plan.tp))
     return Section(
         key="memory",
         title="Memory of a request",

@@ -42,7 +42,8 @@ class Phases:
 
 def build(results: Results) -> Section:
     blocks: list[Figure | Table] = []
-    for fit in results.fit:
+    fits = sorted(results.fit, key=lambda fit: (fit.model, contexts(fit)))
+    for fit in fits:
         blocks.append(figure(fit))
         blocks.append(fit_table(fit))
         if fit.predictions:
@@ -57,7 +58,7 @@ def build(results: Results) -> Section:
         ),
         measure=MEASURE,
         blocks=tuple(blocks),
-        headline=headline(results.fit[-1]) if results.fit else "",
+        headline=headline(fits[0]) if fits else "",
     )
 
 

@@ -64,7 +64,7 @@ def build(results: Results) -> Section:
         ),
         measure=MEASURE,
         blocks=tuple(blocks),
-        headline=sentence(found[-1]) if found else "",
+        headline=sentence(found[0]) if found else "",
     )
 
 

@@ -25,7 +25,8 @@ BANDS = (
 
 def build(results: Results) -> Section:
     blocks: list[Figure | Table] = []
-    for probe in results.probe:
+    probes = sorted(results.probe, key=lambda probe: (probe.model, probe.context, probe.window))
+    for probe in probes:
         blocks += [figure(probe), read_table(probe), change_table(probe)]
     return Section(
         key="probe",
@@ -36,7 +37,7 @@ def build(results: Results) -> Section:
         ),
         measure=MEASURE,
         blocks=tuple(blocks),
-        headline=sentence(results.probe[-1]) if results.probe else "",
+        headline=sentence(probes[0]) if probes else "",
     )
 
 

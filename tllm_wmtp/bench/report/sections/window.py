@@ -62,6 +62,7 @@ def build(results: Results) -> Section:
     for members in grouped(found, lambda dose: dose.case.without(input="")).values():
         blocks += [figure(members), table(members)]
     probes = [probe for probe in results.probe if len(probe.curve) > 1]
+    probes.sort(key=lambda probe: (probe.model, probe.context))
     blocks += [
         agreement_figure(list(members))
         for members in grouped(probes, lambda probe: probe.machine).values()
