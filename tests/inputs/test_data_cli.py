@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,3 +145,19 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "tokenizer.json").write_text("{}")
     assert main(f"data vt --tokenizer {tmp_path} --tokens 500".split()) == 2
     assert "it must be a tokenizer of the 'tokenizers' library" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16"])
+def test_the_lines_are_utf8_whatever_the_terminal_takes(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "1k.json"
+    item = {"input": "caf\u00e9 \u6f22\u2028", "question": "What?", "target": "a"}
+    file.write_text(json.dumps([item]))
+    command = f"data babilong --tokenizer demo --tokens 900 --path {file}"
+    result = subprocess.run(
+        [sys.executable, "-m", "tllm_wmtp.cli", *command.split()],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(b"\n") == 1
+    assert "caf\u00e9 \u6f22" in json.loads(result.stdout.decode("utf-8"))["text"]

@@ -163,7 +163,8 @@ def test_a_subset_is_a_folder_a_file_or_both(babilong: Path) -> None:
         ('[\n{"_id": "a"\n"domain": 1}]', r"data.json line 3: "),
         ("[\n\n3]", r"data.json line 3: a int"),
         ("[1, 2", r"data.json line 1: a int"),
-        ("", r"0 match no filter"),
+        ("", r"1 items of .*data.json: 0 are there"),
+        ('{"_id": "\\ud800"}', r"data.json line 1: _id has half of a character, at 0"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str, message: str) -> None:
@@ -194,6 +195,14 @@ def test_a_missing_field_and_a_wrong_letter_are_named(tmp_path: Path) -> None:
     file.write_text(json.dumps(longbench_item(0, answer="E")))
     with pytest.raises(ConfigError, match=r"line 1: answer 'E': it must be one letter of ABCD"):
         read("longbench_v2", file)
+
+
+@pytest.mark.parametrize("target", ["", "  ", " , ,"])
+def test_a_target_without_words_is_refused(tmp_path: Path, target: str) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps([{"input": "a", "question": "b", "target": target}]))
+    with pytest.raises(ConfigError, match="line 1: target .*: it must have a word"):
+        read("babilong", file)
 
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -231,6 +231,7 @@ def test_documents_of_the_demo_language_need_its_tokenizer() -> None:
         ({"keys": "4"}, r"keys '4': it must be an integer"),
         ({"keys": 0}, r"keys 0: it must be 1 or more and at most 4096; raise it"),
         ({"keys": 5000}, r"keys 5000: it must be 1 or more and at most 4096; lower it"),
+        ({"tokens": 2**30 + 1}, r"tokens 1073741825: it must be 1 or more and at most 1073741824"),
         ({"keys": 2, "queries": 3}, r"queries 3: no more can be asked than there are keys \(2\)"),
         ({"depth": 1.5}, r"depth 1.5: it must be uniform, or a share of the filler from 0 to 1"),
         ({"depth": float("nan")}, r"depth nan: it must be uniform"),
@@ -271,6 +272,18 @@ def test_more_queries_bring_their_keys_with_them() -> None:
     assert made("niah_multiquery_enum", 3000, keys=3).options["queries"] == 3
 
 
+def test_records_that_distract_need_values_that_are_left() -> None:
+    settings = {"lexicon": "demo", "filler": "needles"}
+    with pytest.raises(ConfigError, match="4097 different ones are needed, .* has 4096; lower it"):
+        made("niah_multivalue", 60_000, values=4096, **settings)
+    assert len(made("niah_multivalue", 60_000, values=4095, **settings).answers) == 4095
+
+
+def test_both_zeros_are_one_depth() -> None:
+    assert made("niah_single", depth=-0.0) == made("niah_single", depth=0)
+    assert str(made("niah_single", depth=-0.0).options["depth"]) == "0.0"
+
+
 def test_common_words_that_are_not_more_common_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"common_frequency 2: the common words must be"):
         made("cwe", 3000, lexicon="demo", common_frequency=2, rare_frequency=8)
@@ -285,6 +298,7 @@ def test_a_list_too_short_for_an_order_of_words_is_refused() -> None:
     ("call", "message"),
     [
         ({"count": 0}, "count 0: it must be 1 or more"),
+        ({"count": 2**30}, "1073741824 prompts of 900 tokens: together they may have 1073741824"),
         ({"path": "x.json"}, "only longbench_v2 and babilong are read from a file"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from pathlib import Path
@@ -107,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         write(args.out, lines)
     elif not args.json:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # the same bytes in every locale
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")
         sys.stdout.write("".join(text + "\n" for text in lines))
     if args.json:
         print(json.dumps(summary(args, made)))

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 #: Every task: generated, in the demonstration language, published.
 TASKS: dict[str, Task] = {**GENERATED, **DEMO_KINDS, **PUBLISHED}
 
+#: Of all prompts that are made together, which are held at once.
+MOST_TOKENS = 1 << 30
+
 #: Texts that are made until one determines its answers; only lists of words can need a second.
 ATTEMPTS = 8
 
@@ -80,6 +83,12 @@ def prompts(
     check_tokenizer(tokenizer)
     if task in PUBLISHED:
         return published_prompts(task, tokenizer, tokens, count, seed, path, options)
+    if tokens * count > MOST_TOKENS:
+        raise ConfigError(
+            f"{count} prompts of {tokens} tokens",
+            f"together they may have {MOST_TOKENS} tokens",
+            "ask for fewer, and for more under another seed",
+        )
     return [
         make_prompt(task, tokenizer, tokens, seed, index, lexicon, difficulty, **options)
         for index in range(count)
@@ -108,6 +117,7 @@ def check(
     if task in PUBLISHED:
         published_source(task, path, options)
         return
+    check_whole("tokens", tokens, 1, MOST_TOKENS)
     if path is not None:
         raise ConfigError(
             f"path {str(path)!r} of task {task}",

@@ -60,7 +60,9 @@ def needles(
     distractors = tokens // LEAST_RECORD_TOKENS if options["filler"] == "needles" else 0
     keys = lexicon.keys(chance.child("keys"), n_keys + distractors, n_keys)
     values = lexicon.values(chance.child("values"), options["value_type"], n_records)
-    _need_room(f"{n_keys} keys with {n_values} values each", n_records, values, lexicon)
+    # Records that distract need values of their own.
+    needed = n_records + (options["filler"] == "needles")
+    _need_room(f"{n_keys} keys with {n_values} values each", needed, values, lexicon)
     records = [
         (key, keys[key], values[key * n_values + number])
         for key in range(n_keys)
@@ -90,7 +92,10 @@ def needles(
 def _need_room(what: str, n_items: int, supply: Supply, lexicon: Lexicon) -> None:
     if n_items > supply.size:
         raise ConfigError(
-            what, f"the {lexicon.name} lexicon has {supply.size} different ones", "lower it"
+            what,
+            f"{n_items} different ones are needed, and the {lexicon.name} lexicon has "
+            f"{supply.size}",
+            "lower it",
         )
 
 

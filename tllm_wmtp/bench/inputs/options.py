@@ -140,7 +140,7 @@ def resolve(
     for option, value in options.items():
         _check(option, value, lexicon)
         if option in ("alpha", "depth") and value != UNIFORM:
-            options[option] = float(value)
+            options[option] = float(value) + 0.0  # of the two zeros, the same
     if "queries" in options and options["queries"] > options["keys"]:
         if "queries" in given and "keys" not in given:
             options["keys"] = options["queries"]

@@ -111,7 +111,7 @@ def published_prompts(
         filters = ", ".join(f"{name} {value!r}" for name, value in wanted.items())
         raise ConfigError(
             f"{count} items of {path}",
-            f"{len(items)} match {filters or 'no filter'}",
+            f"{len(items)} match {filters}" if filters else f"{len(items)} are there",
             "lower the count or change the filters",
         )
     scoring = "letter" if task == "longbench_v2" else "target"
@@ -161,8 +161,15 @@ def _babilong(path: Path, wanted: Mapping[str, str]) -> Iterator[Item]:
             continue
         for number, (where, content) in enumerate(read_objects(file)):
             _need_text(where, content, BABILONG_FIELDS)
+            if not content["target"].strip(" \t\n,"):
+                raise ConfigError(
+                    f"{where}: target {content['target']!r}",
+                    "it must have a word, or every output would be right",
+                    "correct or remove the item",
+                )
+            name = f"{file.parent.name}/{file.stem}/{number}"
             yield Item(
-                f"{file.parent.name}/{file.stem}/{number}",
+                name.encode(errors="replace").decode(),  # a file's name may be no UTF-8
                 "Facts about some people are hidden in the text below. Use only these facts to"
                 " answer the question after it, in as few words as possible.\n\n<text>\n",
                 content["input"].strip(),
@@ -260,6 +267,14 @@ def _need_text(where: str, content: Mapping[str, Any], fields: tuple[str, ...]) 
                 f"an item has the strings {', '.join(fields)}",
                 "correct or remove the item",
             )
+        try:
+            content[field].encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{where}: {field} has half of a character, at {error.start}",
+                "a text must be UTF-8, without lone surrogates",
+                "correct or remove the item",
+            ) from error
 
 
 def _cut(item: Item, tokenizer: Tokenizer, tokens: int, task: str) -> tuple[str, list[int], int]:
