@@ -160,6 +160,8 @@ def test_a_published_input_is_read_from_its_file(wmtp: Run, tmp_path: Path) -> N
         (("--difficulty", "mild"), ("mild", "medium")),
         (("--path", "somewhere"), ("somewhere", "--inputs")),
         (("--seed", -1), ("seed", "-1")),
+        (("--seed", 2**63), ("seed", str(2**63), "lower it")),
+        (("--inputs", "", "--file", __file__, "--seed", -1), ("seed", "-1")),
     ],
 )
 def test_bad_input_is_one_line_before_a_weight_is_read(

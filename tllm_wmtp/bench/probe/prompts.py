@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tllm_wmtp.bench.inputs import DIFFICULTIES, LEXICONS, TASKS, prompts
-from tllm_wmtp.bench.inputs.options import check_choice
+from tllm_wmtp.bench.inputs.options import check_choice, check_whole
 from tllm_wmtp.bench.inputs.published import PUBLISHED
 from tllm_wmtp.errors import ConfigError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: The name of the input that is a user's own text.
 FILE = "file"
+#: A prompt's index is added, and the sum must be one of the 64 bits that seed a generator.
+MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class ProbeInputs:
             check_choice("input", task, tuple(TASKS))
         check_choice("lexicon", self.lexicon, tuple(LEXICONS))
         check_choice("difficulty", self.difficulty, DIFFICULTIES)
+        check_whole("seed", self.seed, 0, MOST_SEED)
         if not self.tasks and self.text is None:
             raise ConfigError("no input", "a probe needs a prompt", "name one with --inputs")
         if self.path is not None and not any(task in PUBLISHED for task in self.tasks):
