@@ -91,10 +91,7 @@ class Front:
         try:
             body = read_object(await self._body(request))
             self._check_model(body.get("model"))
-            try:
-                call = read(body)
-            except RecursionError:  # what JSON could just be read may be too deep to be shown
-                raise refusal("the body", "it is nested too deep", "send less depth") from None
+            call = read(body)
             self.service.take(call.completions - places, call.completions)
             places = call.completions
             batch = self.service.start(await work_of(call))
