@@ -109,7 +109,11 @@ def test_published_items_come_from_a_path(
         ("vt --tokenizer demo --tokens 500 --seed=-1", "seed -1: it must be 0 or more"),
         ("cwe --tokenizer demo --tokens 500 --path x", "path 'x' of task cwe: only longbench_v2"),
         ("niah_single --tokenizer demo --tokens 500 --depth 2", "depth 2.0: it must be uniform"),
-        ("vt --tokenizer demo --tokens 900 --out .", "--out '.': it must be a file that can be"),
+        ("vt --tokenizer nothing --tokens 900 --out .", "--out '.': it must be a file that can be"),
+        (
+            f"vt --tokenizer nothing --tokens 900 --out {__file__}/x",
+            f"--out '{__file__}/x': it must be a file that can be",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_code_two(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_model import hf_config, random_weights, tiny_checkpoint
 
+from tllm_wmtp.bench import step
 from tllm_wmtp.bench.step import (
     ARMS,
     WARM_UP_STEPS,
@@ -20,6 +21,7 @@ from tllm_wmtp.bench.step import (
     weight_bytes,
 )
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
+from tllm_wmtp.errors import ConfigError
 
 ROW = 2 * 2 * 32 * 4  # bytes of K and V of one token: 2 heads, 32 wide, float32
 
@@ -61,6 +63,17 @@ def test_the_digest_names_the_whole_configuration(checkpoint: Path) -> None:
 def test_one_run_has_no_interval(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="repeats 1"):
         bench_of(checkpoint, repeats=1)
+
+
+def test_a_context_beyond_the_model_is_refused_before_weights_are_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(step, "load_model", load)
+    with pytest.raises(ConfigError, match="max_seq_len"):
+        run_step_bench(bench_of(checkpoint, contexts=(200, 1_040_000)))
 
 
 def test_weight_bytes_count_busy_experts_only(loaded: LoadedModel) -> None:

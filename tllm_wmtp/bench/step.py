@@ -24,7 +24,7 @@ from torch import nn
 
 from tllm_wmtp import machine
 from tllm_wmtp.bench.common import config_hash
-from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
+from tllm_wmtp.checkpoint.loader import LoadedModel, load_model, read_config
 from tllm_wmtp.config import EngineConfig, KvCacheConfig, MtpConfig
 from tllm_wmtp.demo import model_name
 from tllm_wmtp.executor.engine import Engine
@@ -146,11 +146,11 @@ def run_step_bench(
     Raises:
         WmtpError: a context does not fit the model or the memory.
     """
-    loaded = load_model(bench.model, getattr(torch, bench.dtype), "cpu", with_head=True)
-    for context in bench.contexts:  # refused at once, not after the first ones were measured
+    positions = read_config(bench.model).max_position_embeddings
+    for context in bench.contexts:  # refused at once, before weights are read
         for arm in ARMS:
-            config = bench.engine_config(arm, context)
-            config.resolved(loaded.config.max_position_embeddings)
+            bench.engine_config(arm, context).resolved(positions)
+    loaded = load_model(bench.model, getattr(torch, bench.dtype), "cpu", with_head=True)
     about = machine.describe()
     rows, ratios = [], []
     for context in bench.contexts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
     task, options = args.task, given_options(args)
     spoken = (args.lexicon, args.difficulty, args.path)
     check(task, args.tokens, args.seed, *spoken, **options)
+    if args.out is not None:
+        check_out(args.out)
     tokenizer = load_tokenizer(args.tokenizer)
     made = prompts(task, tokenizer, args.tokens, args.count, args.seed, *spoken, **options)
     lines = [json.dumps(line(prompt, args.ids), ensure_ascii=False) for prompt in made]
@@ -173,16 +176,31 @@ def line(prompt: Prompt, with_ids: bool) -> dict[str, Any]:
     }
 
 
+def check_out(file: Path) -> None:
+    """Refuses what :func:`write` could not write, before prompts are made.
+
+    Raises:
+        ConfigError: a folder, or a file in none that is there or can be made.
+    """
+    there = next(each for each in file.absolute().parents if os.path.exists(each))
+    if file.is_dir() or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise _unwritable(file, "a folder" if file.is_dir() else f"{there} takes no files")
+
+
 def write(file: Path, lines: list[str]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(text + "\n" for text in lines), encoding="utf-8", newline="\n")
     except OSError as error:
-        raise ConfigError(
-            f"--out {str(file)!r}",
-            f"it must be a file that can be written ({error.strerror})",
-            "choose another one",
-        ) from error
+        raise _unwritable(file, str(error.strerror)) from error
+
+
+def _unwritable(file: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"--out {str(file)!r}",
+        f"it must be a file that can be written ({why})",
+        "choose another one",
+    )
 
 
 def summary(args: argparse.Namespace, made: list[Prompt]) -> dict[str, Any]:

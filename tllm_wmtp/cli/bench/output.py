@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,19 @@ from tllm_wmtp.errors import ConfigError
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     arguments.add_json(parser)
-    parser.add_argument("--out", type=Path, help="a folder that also gets the JSON, as a file")
+    parser.add_argument("--out", type=folder, help="a folder that also gets the JSON, as a file")
+
+
+def folder(text: str) -> Path:
+    """A folder that is there or can be made; refused before anything is measured."""
+    path = Path(text)
+    there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: it must be a folder that can be written, and {there} is not; "
+            "choose another one"
+        )
+    return path
 
 
 def with_progress(
