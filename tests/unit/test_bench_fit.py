@@ -202,6 +202,17 @@ def test_predictions_without_timers_leave_out_what_they_predict() -> None:
     assert predict_left_out(65536, {d: native[d] for d in (2, 3, 4)}, windowed) == []
 
 
+def test_a_left_out_depth_has_the_interval_of_one_more_point() -> None:
+    # Depth 5 from differences 0, 3, 0 at draft lengths 1, 2, 3: a flat line of 1, 6 ms^2 left for
+    # one degree of freedom (t 12.7062), and a spread of 2 with the new point 2 from the middle.
+    native, windowed = {2: 20.0, 3: 23.0, 4: 20.0, 5: 20.0}, dict.fromkeys((2, 3, 4, 5), 20.0)
+    entry = predict_left_out(1024, native, windowed)[-1]
+    half = 12.7062047 * (6 * (1 + 1 / 3 + 2**2 / 2)) ** 0.5
+    assert entry["delta_ms"] == pytest.approx(1.0)
+    assert entry["delta_ms_interval"] == pytest.approx([1 - half, 1 + half])
+    assert entry["relative_error_interval"] == pytest.approx([(-1 - half) / 20, (half - 1) / 20])
+
+
 # The sweep
 
 
@@ -304,6 +315,7 @@ def test_the_command_prints_one_object_with_every_field(
         (["--window", "0"], "window 0"),
         (["--contexts", "1m"], "max_seq_len"),
         (["--where", "batch=1"], "--where batch=1"),
+        (["--out", __file__], "it must be a folder that can be written"),
         (["--where", "batch"], "'batch'"),
         (["--rows", "x", "--where", "batch=1", "--where", "batch=2"], "--where batch=2"),
         (["--rows", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),

@@ -92,7 +92,7 @@ def run_fit(args: argparse.Namespace) -> int:
     result = _measured(args) if args.rows is None else _of_rows(args)
     output.write(args.out, f"fit-{result['config_hash']}.json", result)
     if args.json:
-        print(json.dumps(result))
+        print(json.dumps(result, allow_nan=False))
         return 0
     console = Console()
     console.print(fit_table(result))
