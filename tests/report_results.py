@@ -116,7 +116,7 @@ def run_row(arm: str = "windowed", **changes: Any) -> dict[str, Any]:
     row |= {name: value for name, value in changes.items() if name in row and name != "rate"}
     for name in ("score", "output_digest", "al", "tpot_ms", "al_interval"):
         if row[name] is None:
-            row["missing"][name] = f"the input has no {name}"
+            row["missing"].setdefault(name, f"the input has no {name}")
     row["config"] = {"arm": arm, **{k: v for k, v in changes.items() if k not in MACHINE}}
     row.setdefault("config_hash", short_hash(row["config"]))
     return row

@@ -303,7 +303,7 @@ def test_memory_shares_are_those_of_the_plan(tmp_path: Path) -> None:
     plan = made.plan(context=1024, model="x", draft_share=1 / 11, full_attention_layers=10)
     (row,) = page(tmp_path, {"plan.json": plan}).table("Bytes of one request")
     assert (row["model"], row["layers F"], row["draft share"]) == ("x", "10", "9.1 %")
-    assert (row["native"], row["largest batch d / n / w"]) == ("1.0 MiB", "43 / 21 / 43")
+    assert (row["native"], row["batch, native"]) == ("1.0 MiB", "21")
 
 
 def test_a_fit_shows_its_break_and_its_error(tmp_path: Path) -> None:
@@ -347,6 +347,38 @@ def test_a_newer_result_is_shown_and_the_page_says_so(tmp_path: Path) -> None:
     assert "1 result of r/a.json" in parsed.whole
     states = {row["file"]: row["state"] for row in parsed.table("Files read")}
     assert states["r/a.json"] == "not shown: r/b.json is newer"
+
+
+def test_narrower_types_are_compared_on_the_same_case(tmp_path: Path) -> None:
+    rows = [
+        made.run_row(arm, kv_dtype=kv_dtype, step_ms=step)
+        for arm, kv_dtype, step in (
+            ("native", "bfloat16", 12.0), ("windowed", "bfloat16", 10.0),
+            ("native", "float32", 15.0), ("windowed", "float32", 10.0),
+        )
+    ] + [made.run_row(arm, kv_dtype="float32", context=4096) for arm in made.ARMS]  # fmt: skip
+    parsed = page(tmp_path, {"run.jsonl": rows}).table("Steps on real prompts")
+    assert [(row["KV"], row["native / windowed"]) for row in parsed] == [
+        ("float32", "1.50\u00d7"), ("bfloat16", "1.20\u00d7"),
+    ]  # fmt: skip
+
+
+def test_what_a_server_does_not_tell_is_a_dash_with_its_reason(tmp_path: Path) -> None:
+    unseen = dict.fromkeys(
+        ("alpha", "accepted_histogram", "step_ms", "draft_ms", "verify_ms", "output_digest",
+         "draft_kv_bytes", "bytes_moved", "floor_ms", "fraction_of_floor",
+         "read_bandwidth_gb_per_s", "al_interval", "score")
+    )  # fmt: skip
+    rows = [
+        made.run_row(arm, target="openai", missing=dict.fromkeys(
+            [*unseen, "ctx_ms", "fwd_ms"], "the server does not tell"), **unseen)
+        for arm in made.ARMS
+    ]  # fmt: skip
+    parsed = page(tmp_path, {"run.jsonl": rows})
+    (answers,) = parsed.table("Time to the first token")
+    assert answers["outputs of the arms"] == "not compared"
+    assert "output_digest: the server does not tell." in parsed.whole
+    assert {row["step ms"] for row in parsed.table("Every cell of the suite")} == {DASH}
 
 
 EVIL = "<script>alert(1)</script>\"'&$x_1$"

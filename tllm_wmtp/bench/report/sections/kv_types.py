@@ -11,7 +11,8 @@ from tllm_wmtp.bench.report import paper, plot, words
 from tllm_wmtp.bench.report.blocks import Figure, Section, Table, columns, grouped, origin
 from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
-from tllm_wmtp.bench.report.schema import StepRatio
+from tllm_wmtp.bench.report.runs import Case, arranged, label, operating_points
+from tllm_wmtp.bench.report.schema import RunRow, StepRatio
 from tllm_wmtp.bench.report.sections.step import Sweep, sweeps
 from tllm_wmtp.bench.report.style import LIGHT, SOURCE_LOOKS, VARIANTS, Look
 
@@ -65,7 +66,11 @@ def width(kv_dtype: str) -> tuple[int, str]:
 
 def build(results: Results) -> Section:
     found = comparisons(results)
-    blocks = [block for each in found for block in (figure(each), table(each))]
+    blocks: list[Figure | Table] = []
+    for each in found:
+        blocks += [figure(each), table(each)]
+    for members in grouped(measured(results), lambda pair: pair.case.machine).values():
+        blocks.append(run_table(members))
     return Section(
         key="kv",
         title="Narrower keys and values",
@@ -77,6 +82,34 @@ def build(results: Results) -> Section:
         blocks=tuple(blocks),
         headline=sentence(found[0]) if found else "",
     )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Native and windowed rows of one case of a suite that has several types."""
+
+    case: Case
+    native: RunRow
+    windowed: RunRow
+
+
+def measured(results: Results) -> list[Pair]:
+    """Cases of suites that differ in the type of keys and values only, and know their steps."""
+    points = operating_points(results.run)
+    pairs = []
+    for each in arranged(results.run):
+        point = points.get(each.case.context)
+        rows = each.at(point) if point else {}
+        native, windowed = rows.get("native"), rows.get("windowed")
+        if native and windowed and native.step_ms and windowed.step_ms:
+            pairs.append(Pair(each.case, native, windowed))
+    groups = grouped(pairs, lambda pair: pair.case.without(kv_dtype=""))
+    return [
+        pair
+        for members in groups.values()
+        for pair in sorted(members, key=lambda pair: width(pair.case.kv_dtype))
+        if len(members) > 1
+    ]
 
 
 def sentence(each: Comparison) -> str:
@@ -182,4 +215,32 @@ def table(each: Comparison) -> Table:
         columns=columns(("context",), heads),
         rows=tuple(rows),
         origin=origin([row for sweep in each.sweeps for row in sweep.rows.values()]),
+    )
+
+
+def run_table(pairs: Sequence[Pair]) -> Table:
+    cases = [pair.case for pair in pairs]
+    rows = []
+    for pair in pairs:
+        native, windowed = pair.native.step_ms or 0.0, pair.windowed.step_ms or 0.0
+        rows.append(
+            (
+                label(pair.case, cases),
+                pair.case.kv_dtype,
+                words.number(native),
+                words.number(windowed),
+                words.ratio(native / windowed),
+                words.fixed(pair.native.al),
+                words.fixed(pair.windowed.al),
+            )
+        )
+    return Table(
+        caption="Steps on real prompts, by type of keys and values",
+        columns=columns(
+            ("case", "KV"),
+            ("native step ms", "windowed step ms", "native / windowed", "AL native", "AL windowed"),
+        ),
+        rows=tuple(rows),
+        origin=origin([row for pair in pairs for row in (pair.native, pair.windowed)]),
+        notes=("Medians over steps; their ratio is of the medians, not of paired steps.",),
     )

@@ -62,6 +62,17 @@ def sentence(plan: PlanResult) -> str:
     )
 
 
+def sentences(plans: Sequence[PlanResult]) -> str:
+    if len(plans) == 1:
+        return sentence(plans[0])
+    shares = ", ".join(f"{plan.name} {words.percent(plan.draft_share, 1)}" for plan in plans)
+    rings = [plan.ring_bytes for plan in plans]
+    return (
+        f"Natively the draft keeps, of all keys and values: {shares}. A ring takes "
+        f"{words.size(min(rings))} to {words.size(max(rings))}, however long the context is."
+    )
+
+
 def source_text() -> str:
     shown = ", ".join(
         f"{words.percent(share, 1)} ({name}, {layers} layers)"
@@ -79,7 +90,7 @@ def title(plan: PlanResult) -> str:
 
 
 def figure(plans: Sequence[PlanResult]) -> Figure:
-    said = " ".join(sentence(plan) for plan in plans)
+    said = sentences(plans)
     return Figure(
         title="Memory of one request",
         alt=f"Stacked bars of the bytes of one request per arm. {said}",
@@ -139,6 +150,7 @@ def table(plans: Sequence[PlanResult]) -> Table:
     rows = []
     for plan in plans:
         batch = plan.max_batch or {}
+        batches = tuple(words.count(batch.get(arm)) for arm in ARMS)
         rows.append(
             (
                 plan.name,
@@ -149,7 +161,7 @@ def table(plans: Sequence[PlanResult]) -> Table:
                 words.percent(plan.draft_share, 1),
                 *(words.size(plan.request_bytes[arm]) for arm in ARMS),
                 words.size(plan.ring_bytes),
-                " / ".join(f"{batch[arm]:,}" for arm in ARMS) if batch else words.ABSENT,
+                *batches,
             )
         )
     return Table(
@@ -158,13 +170,13 @@ def table(plans: Sequence[PlanResult]) -> Table:
             ("model",),
             (
                 "context", "KV", "TP", "layers F", "draft share", "dense", "native", "windowed",
-                "ring", "largest batch d / n / w",
+                "ring", "batch, dense", "batch, native", "batch, windowed",
             ),
         ),
         rows=tuple(rows),
         origin=ORIGIN,
         notes=(
-            "Draft share: of all keys and values if the draft keeps the whole context. Largest "
-            "batch: dense, native and windowed, where a memory size was given.",
+            "Draft share: of all keys and values if the draft keeps the whole context. Batch: the "
+            f"most requests that fit; {words.ABSENT} where no memory size was given.",
         ),
     )  # fmt: skip

@@ -108,7 +108,7 @@ def figure(probe: ProbeResult) -> Figure:
                 "mean over heads and drafts, per prompt",
                 partial(draw, shown=shown),
                 height=136 + 26 * len(shown),
-                left=112,
+                left=max(72, plot.room(name for name, _ in shown)),
                 right=24,
                 top=70,
             ),
@@ -163,7 +163,7 @@ def read_table(probe: ProbeResult) -> Table:
             (
                 "drafts", "unchanged (95 %)", "flips", "margin at flips / elsewhere", "mass sink",
                 "mass window", "mass tail", "tail entropy, nats", "tail keys in effect",
-                "value norm s / w / t", "router overlap",
+                "value norm sink / window / tail", "router overlap",
             ),
         ),
         rows=tuple(rows),
