@@ -10,8 +10,8 @@ from tokenizers_at_hand import tokenizer_called
 
 from tllm_wmtp.bench.inputs import DIFFICULTIES, TASKS, Prompt, check, make_prompt, prompts
 from tllm_wmtp.bench.inputs.chance import Permutation
-from tllm_wmtp.bench.inputs.lexicon import Supply
-from tllm_wmtp.bench.inputs.options import GENERATED
+from tllm_wmtp.bench.inputs.lexicon import English, Supply
+from tllm_wmtp.bench.inputs.options import GENERATED, resolve
 from tllm_wmtp.errors import ConfigError
 
 RECORD = {
@@ -279,6 +279,15 @@ def test_records_that_distract_need_values_that_are_left() -> None:
     assert len(made("niah_multivalue", 60_000, values=4095, **settings).answers) == 4095
 
 
+@pytest.mark.parametrize(
+    ("tokens", "frequency"),
+    [(700, 16), (2660, 19), (100_000, 20)],  # twice the rare ones' 8; half the list; the preset
+)
+def test_common_words_take_half_of_a_short_list(tokens: int, frequency: int) -> None:
+    options = resolve("cwe", "hard", English(), tokens, {})
+    assert options["common_frequency"] == frequency
+
+
 def test_both_zeros_are_one_depth() -> None:
     assert made("niah_single", depth=-0.0) == made("niah_single", depth=0)
     assert str(made("niah_single", depth=-0.0).options["depth"]) == "0.0"
@@ -287,6 +296,11 @@ def test_both_zeros_are_one_depth() -> None:
 def test_common_words_that_are_not_more_common_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"common_frequency 2: the common words must be"):
         made("cwe", 3000, lexicon="demo", common_frequency=2, rare_frequency=8)
+
+
+def test_common_words_that_are_only_as_common_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"more common than the others, one of which comes 3 t"):
+        made("cwe", 3000, common=3, common_frequency=3, rare_frequency=3)
 
 
 def test_a_list_too_short_for_an_order_of_words_is_refused() -> None:

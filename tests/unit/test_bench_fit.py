@@ -179,6 +179,23 @@ def test_what_predicts_is_not_what_is_predicted() -> None:
     assert predict(native, windowed)[5] == before
 
 
+@pytest.mark.parametrize("half", [0, 1])
+def test_both_halves_leave_their_doubt_in_the_errors_interval(half: int) -> None:
+    sweeps = made("native", NATIVE), made("windowed", WINDOWED)
+    chance = random.Random(5)
+    for repeat in range(half, 20, 2):  # one half is noisy, the other repeats exactly
+        for sweep in sweeps:
+            for depth in DEPTHS:
+                noise = chance.gauss(0, 0.3)
+                for times in (sweep.step_ms, sweep.draft_ms, sweep.extend_ms):
+                    times[depth][repeat] += noise
+    for entry in predict(*sweeps):
+        low, high = entry["relative_error_interval"]
+        assert high - low > 1e-3
+        low, high = entry["delta_ms_interval"]
+        assert (high - low > 1e-2) == (half == 0)
+
+
 def test_a_verify_that_differs_between_the_arms_is_an_error_of_the_prediction() -> None:
     native, windowed = made("native", NATIVE), made("windowed", WINDOWED)
     for depth in DEPTHS:
@@ -409,6 +426,16 @@ def test_prompts_of_one_context_are_one_and_inputs_are_medians(tmp_path: Path) -
     assert result["contexts"] == [16000, 65500]
     assert [fit["intercept_ms"] for fit in result["fits"]] == pytest.approx([21.1, 16.4] * 2)
     assert {row["n_rows"] for row in result["rows"]} == {1, 3}
+
+
+def test_contexts_two_percent_apart_are_one_and_no_further(tmp_path: Path) -> None:
+    near, far = both_arms(context=66_300), both_arms(context=66_301)
+    rows = both_arms(context=65_000)
+    assert fit_run_rows([write(tmp_path / "a.jsonl", rows + near)], {})["contexts"] == [65_000]
+    assert fit_run_rows([write(tmp_path / "b.jsonl", rows + far)], {})["contexts"] == [
+        65_000,
+        66_301,
+    ]
 
 
 def test_an_iteration_of_a_batch_is_that_of_all_its_requests(tmp_path: Path) -> None:

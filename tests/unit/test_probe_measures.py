@@ -109,8 +109,13 @@ def test_a_record_keeps_queries_in_order_and_its_masses_sum_to_one() -> None:
         scores = torch.randn(2, len(queries), 8, generator=generator)
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         record(scores, weights, places, torch.ones(1, len(queries), 8))
+    last = scores[0, 0, 1:6].double()  # the tail of the query at 7: after the sink, before 6
+    p = last.exp() / last.exp().sum()
     seen_of = record.collect()
     assert seen_of["keys"].tolist() == [[1, 0, 0], [1, 2, 2], [1, 2, 5]]
     torch.testing.assert_close(seen_of["mass"].sum(-1), torch.ones(3, 2))
     assert seen_of["tail_entropy"].shape == seen_of["tail_participation"].shape == (3, 2)
+    assert seen_of["tail_entropy"][2, 0].item() == pytest.approx(float(-(p * p.log()).sum()))
+    assert seen_of["tail_participation"][2, 0].item() == pytest.approx(1 / float((p * p).sum()))
+    assert seen_of["tail_entropy"][0].tolist() == [0.0, 0.0]  # the query at 0 has no tail
     assert seen_of["value_norm"].tolist()[1] == [[1.0, 1.0, 1.0]]
