@@ -96,6 +96,8 @@ def test_a_long_context_loses_its_middle(array: Path, name: str) -> None:
     assert 690 <= len(prompt.ids) <= 700
     if name == "demo":
         assert len(prompt.ids) == 700
+        (whole_prompt,) = read("longbench_v2", array, length="long")
+        assert prompt.cut_tokens == len(whole_prompt.ids) - 700
     context = str(ITEMS[1]["context"])
     kept = prompt.text.split("<text>\n")[1].split("\n</text>")[0]
     head = len(kept) // 3
