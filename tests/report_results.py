@@ -83,7 +83,9 @@ def run_row(arm: str = "windowed", **changes: Any) -> dict[str, Any]:
         "model": "demo", "input": "logs", "context": 16384, "depth": 7, "window": 4032,
         "batch": 1, "kv_dtype": "float32", "seed": 0, "temperature": 0.0, "rate": 0.88,
         "target": "embedded", "difficulty": "medium", "score": None, "output_digest": "same",
+        "repeats": 4,
     } | changes  # fmt: skip
+    repeats = given.pop("repeats")
     rate, depth = given.pop("rate"), given["depth"] if arm != "dense" else 1
     window = given["window"] if arm == "windowed" else None
     if window is not None:
@@ -113,11 +115,18 @@ def run_row(arm: str = "windowed", **changes: Any) -> dict[str, Any]:
         "floor_ms": 2.0, "fraction_of_floor": 0.2, "read_bandwidth_gb_per_s": 40.0,
         "missing": {"ctx_ms": "not timed", "fwd_ms": "not timed"},
     }  # fmt: skip
-    row |= {name: value for name, value in changes.items() if name in row and name != "rate"}
+    row |= {name: value for name, value in changes.items() if name in row}
     for name in ("score", "output_digest", "al", "tpot_ms", "al_interval"):
         if row[name] is None:
             row["missing"].setdefault(name, f"the input has no {name}")
-    row["config"] = {"arm": arm, **{k: v for k, v in changes.items() if k not in MACHINE}}
+    row["config"] = {
+        **{name: row[name] for name in ("arm", "model", "context", "depth", "window", "n_sink",
+                                        "dtype", "kv_dtype", "batch", "seed")},
+        "target": {"kind": row["target"], "url": None}, "device": "cpu",
+        "input": {"task": row["input"], "lexicon": "english", "difficulty": row["difficulty"]},
+        "repeats": repeats, "prefill_chunk": 2048,
+        "sampling": {"max_tokens": 256, "temperature": row["temperature"], "ignore_eos": True},
+    }  # fmt: skip
     row.setdefault("config_hash", short_hash(row["config"]))
     return row
 

@@ -381,6 +381,14 @@ def test_what_a_server_does_not_tell_is_a_dash_with_its_reason(tmp_path: Path) -
     assert {row["step ms"] for row in parsed.table("Every cell of the suite")} == {DASH}
 
 
+def test_older_rows_of_one_setting_are_left_out_and_counted(tmp_path: Path) -> None:
+    old = made.step(contexts=(16384,), date="2026-01-01", n_runs=99)
+    parsed = page(tmp_path, {"a.json": old, "b.json": made.step(contexts=(16384, 65536))})
+    assert "3 older rows of the same setting left out" in parsed.whole
+    assert {row["steps"] for row in parsed.table("One step")} == {"15"}
+    assert "Measured on 2026-01-02" in parsed.whole
+
+
 EVIL = "<script>alert(1)</script>\"'&$x_1$"
 
 

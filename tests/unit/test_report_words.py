@@ -8,7 +8,7 @@ import report_results as made
 from tllm_wmtp.bench.report import paper, words
 from tllm_wmtp.bench.report.plot import spread
 from tllm_wmtp.bench.report.records import record
-from tllm_wmtp.bench.report.runs import Case, Point, operating_points, overlap, points_text
+from tllm_wmtp.bench.report.runs import Case, Point, label, operating_points, overlap, points_text
 from tllm_wmtp.bench.report.schema import RunRow
 
 
@@ -90,6 +90,29 @@ def test_each_context_has_its_own_operating_point() -> None:
     assert points_text(points, cases) == (
         "4K tokens: depth 7, window 1,024, sink 64; 16K tokens: depth 7, window 4,032, sink 64"
     )
+
+
+def test_rows_of_other_settings_are_other_cases_and_labels_tell_them_apart() -> None:
+    rows = [
+        record(RunRow, made.run_row(**changes), "here")
+        for changes in (
+            {"batch": 1, "repeats": 1}, {"batch": 2, "repeats": 1}, {"batch": 8, "repeats": 1},
+            {"batch": 1, "repeats": 2}, {"input": "vt", "repeats": 9},
+        )
+    ]  # fmt: skip
+    cases = [Case.of(row) for row in rows]
+    assert len(set(cases)) == 5
+    assert [label(case, cases) for case in cases] == [
+        "demo, logs, 16K", "demo, logs, 16K, batch 2", "demo, logs, 16K, batch 8",
+        "demo, logs, 16K, repeats 2", "demo, vt, 16K",
+    ]  # fmt: skip
+
+
+def test_arms_and_their_addresses_do_not_make_a_case() -> None:
+    rows = [made.run_row(arm, depth=depth) for arm, depth in (("native", 5), ("windowed", 7))]
+    rows[0]["config"]["target"]["url"] = "http://one"
+    rows[1]["config"]["target"]["url"] = "http://other"
+    assert len({Case.of(record(RunRow, row, "here")) for row in rows}) == 1
 
 
 def test_the_papers_shares_are_one_over_layers_and_one() -> None:

@@ -88,6 +88,15 @@ def newest(items: Iterable[T], key: Callable[[T], K]) -> dict[K, T]:
     return {key(item): item for item in items}
 
 
+def replaced(n: int) -> tuple[str, ...]:
+    """A table's note on rows that a newer result of other repeats or contexts has replaced."""
+    if n == 0:
+        return ()
+    return (
+        f"{words.plural(n, 'older row')} of the same setting left out: the newest result is shown.",
+    )
+
+
 def origin(rows: Sequence[Measured]) -> str:
     """Machine and day of rows that one figure shows.
 

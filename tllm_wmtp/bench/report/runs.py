@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from tllm_wmtp.bench.report import words
 from tllm_wmtp.bench.report.schema import Machine, RunRow
 
-#: Fields of a case that a label leaves out where all cases agree, and how it says them.
+#: How a label says the fields of a case, where it has to.
 _SAID = {
     "target": "{}",
     "difficulty": "{}",
@@ -20,11 +22,24 @@ _SAID = {
     "temperature": "temperature {:g}",
     "seed": "seed {}",
 }
+#: Of a row's configuration: what makes the arms, what a case has under its own name, and addresses,
+#: which may be one per arm.
+_ELSEWHERE = {
+    "arm", "depth", "window", "n_sink", "model", "device", "dtype", "kv_dtype", "context", "batch",
+    "seed", "target", "input.task", "input.difficulty", "sampling.max_tokens",
+    "sampling.temperature",
+}  # fmt: skip
+
+Settings = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """What two rows must share to be compared: everything but the arm and its draft."""
+    """What two rows must share to be compared: everything but the arm and its draft.
+
+    ``options`` are the further ones of the input, ``rest`` all other settings of the cell: names
+    and values as JSON, those that are null left out.
+    """
 
     model: str
     input: str
@@ -38,25 +53,61 @@ class Case:
     temperature: float
     seed: int
     machine: Machine
+    options: Settings
+    rest: Settings
 
     @classmethod
     def of(cls, row: RunRow) -> Case:
-        return cls(**{field.name: getattr(row, field.name) for field in fields(cls)})
+        plain = [field.name for field in fields(cls) if field.name not in ("options", "rest")]
+        settings = list(_settings(row.config))
+        return cls(
+            **{name: getattr(row, name) for name in plain},
+            options=tuple(each for each in settings if each[0].startswith("input.")),
+            rest=tuple(each for each in settings if not each[0].startswith("input.")),
+        )
 
     def without(self, **same: object) -> Case:
         """The case with some fields set to one value, to group over them."""
         return replace(self, **same)  # type: ignore[arg-type]
 
+    @property
+    def said(self) -> dict[str, str]:
+        """What a label may say, in words; an empty text is never said."""
+        plain = {name: said.format(getattr(self, name)) for name, said in _SAID.items()}
+        if self.batch == 1:
+            plain["batch"] = ""
+        further = {
+            name: f"{name.rpartition('.')[2].replace('_', ' ')} {value}"
+            for name, value in (*self.options, *self.rest)
+        }
+        return plain | further
+
+
+def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in sorted(config.items()):
+        name = prefix + key
+        if name in _ELSEWHERE or value is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{name}.")
+        else:
+            yield name, json.dumps(value, sort_keys=True).strip('"')
+
 
 def label(case: Case, among: Iterable[Case]) -> str:
-    """Model, input and context, and whatever else differs among the cases; batch 1 is not said."""
-    others = list(among)
+    """Model, input and context, and what tells the case from others with these in common: each
+    setting that differs, but for the value that most of them have."""
+
+    def core(each: Case) -> tuple[object, ...]:
+        return each.model, each.input, each.context
+
+    others = [each.said for each in set(among) if core(each) == core(case)]
     parts = [case.model, case.input, words.tokens(case.context)]
-    for name, said in _SAID.items():
-        value = getattr(case, name)
-        usual = name == "batch" and value == 1
-        if len({getattr(other, name) for other in others}) > 1 and not usual:
-            parts.append(said.format(value))
+    for name, text in case.said.items():
+        values = Counter(other.get(name, "") for other in others)
+        usual = 2 * values[text] > len(others) and name not in ("kv_dtype", "target")
+        if len(values) > 1 and text and not usual:
+            parts.append(text)
     return ", ".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 Interval = tuple[float, float]
 
@@ -376,6 +377,7 @@ class RunRow(Measured):
     """``wmtp bench run``: one cell of a suite; null where the target cannot see it."""
 
     config_hash: str
+    config: dict[str, Any]
     arm: str
     model: str
     target: str

@@ -65,10 +65,15 @@ def build(results: Results) -> Section:
 
 
 def longest(pairs: Sequence[Pair]) -> Pair:
-    """The case with the longest context, then the smallest batch and the widest type."""
-    return max(
-        pairs, key=lambda p: (p.case.context, -p.case.batch, p.case.kv_dtype == "float32", p.case)
-    )
+    """The case with the longest context, then the smallest batch, the widest type and the most
+    requests."""
+
+    def rank(pair: Pair) -> tuple[int, int, bool, int, Case]:
+        case = pair.case
+        requests = min(row.n_runs for row in pair.rows.values())
+        return case.context, -case.batch, case.kv_dtype == "float32", requests, case
+
+    return max(pairs, key=rank)
 
 
 def positions(pair: Pair) -> Iterator[tuple[int, Alpha, Alpha]]:

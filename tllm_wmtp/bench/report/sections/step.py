@@ -14,6 +14,7 @@ from tllm_wmtp.bench.report.blocks import (
     grouped,
     newest,
     origin,
+    replaced,
 )
 from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
@@ -55,11 +56,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The newest row of each arm and context, and the newest ratio of each context."""
+    """The newest row of each arm and context, the newest ratio of each context, and how many older
+    rows they replace."""
 
     setting: Setting
     rows: dict[tuple[str, int], StepRow]
     ratios: dict[int, StepRatio]
+    replaced: int
 
     @property
     def contexts(self) -> list[int]:
@@ -76,10 +79,10 @@ def sweeps(step: tuple[StepResult, ...]) -> list[Sweep]:
     for result in step:
         for setting in {Setting.of(row) for row in result.rows}:
             ratios.setdefault(setting, {}).update({r.context: r for r in result.ratios})
-    found = [
-        Sweep(setting, newest(members, lambda row: (row.arm, row.context)), ratios[setting])
-        for setting, members in rows.items()
-    ]
+    found = []
+    for setting, members in rows.items():
+        kept = newest(members, lambda row: (row.arm, row.context))
+        found.append(Sweep(setting, kept, ratios[setting], len(members) - len(kept)))
     return sorted(
         found, key=lambda s: (s.setting.model, s.setting.kv_dtype != "float32", s.setting)
     )
@@ -283,5 +286,6 @@ def table(sweep: Sweep) -> Table:
         notes=(
             "Floor: the fewest bytes that the step has to read, over the read bandwidth measured "
             "in the same run. A small ring stays in a cache, which is faster than that.",
+            *replaced(sweep.replaced),
         ),
     )  # fmt: skip

@@ -59,7 +59,9 @@ def doses(arms: Sequence[Arms], points: Mapping[int, Point]) -> list[Dose]:
 def build(results: Results) -> Section:
     found = doses(arranged(results.run), operating_points(results.run))
     blocks: list[Figure | Table] = []
-    for members in grouped(found, lambda dose: dose.case.without(input="")).values():
+    for members in grouped(
+        found, lambda dose: dose.case.without(input="", difficulty="", options=())
+    ).values():
         blocks += [figure(members), table(members)]
     probes = [probe for probe in results.probe if len(probe.curve) > 1]
     probes.sort(key=lambda probe: (probe.model, probe.context))
@@ -78,6 +80,10 @@ def build(results: Results) -> Section:
         blocks=tuple(blocks),
         headline=" ".join(sentence(dose) for dose in found[:1]),
     )
+
+
+def without_input(dose: Dose) -> Case:
+    return dose.case.without(input="", difficulty="", options=())
 
 
 def reach(dose: Dose) -> int | None:
