@@ -123,6 +123,17 @@ def test_positions_hold_for_tokenizers_that_split_words(name: str) -> None:
         assert start.startswith("thecodeof")
 
 
+@pytest.mark.parametrize("name", ["metaspace", "unsplit"])
+def test_positions_hold_for_tokenizers_that_join_across_lines(name: str) -> None:
+    tokenizer = tokenizer_called(name)
+    prompt = make_prompt("niah_multikey", tokenizer, 20_000, 0, keys=6)
+    records = [line for line in prompt.text.split("\n") if line.startswith("The code of")]
+    for position, record in zip(prompt.needles, records, strict=True):
+        around = tokenizer.decode(prompt.ids[position : position + 60])
+        read = around.replace(" ", "").replace("\u2581", "").lstrip(".\n")
+        assert read.startswith(record.replace(" ", ""))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_a_fixed_depth_puts_the_record_there(share: float) -> None:
     tokenizer = tokenizer_called("demo")

@@ -30,8 +30,6 @@ LEAST_AT_ONCE, MOST_AT_ONCE = 16, 2000
 MOST_TRIES = 12
 #: Characters around the cut line that can change how it is encoded.
 CONTEXT_CHARACTERS = 64
-#: Tokens around the expected place in which a record is looked for.
-SEARCH_TOKENS = 256
 #: Ends of the cut line's source that are tried, from the longest that fits.
 MOST_ENDS = 8
 WORD_STARTS = re.compile(r"(?<=\n)(?=.)|(?<=[^ \n])(?= )|^")
@@ -143,7 +141,7 @@ class _Fit:
             text = "".join((self.layout.head, cut, *body))
             ids = encode(self.tokenizer, text)
             if len(ids) == self.tokens:
-                return Fitted(text, ids, self._positions(ids, places, wanted))
+                return Fitted(text, ids, self._positions(text, places, cut))
             goal += self.tokens - len(ids)
             wanted += self.tokens - len(ids)
         raise ConfigError(
@@ -242,29 +240,18 @@ class _Fit:
         parts.append(self.layout.tail)
         return parts, places
 
-    def _positions(self, ids: list[int], places: Sequence[int], cut: int) -> tuple[int, ...]:
-        """Index of each record's first token: by the counts, then where its ids really are."""
-        start = len(encode(self.tokenizer, self.layout.head)) + cut
-        drift = 0
+    def _positions(self, text: str, places: Sequence[int], cut: str) -> tuple[int, ...]:
+        """Index of the token that each record's first character is in."""
+        if not places:
+            return ()
+        encoding = self.tokenizer.encode(text)
+        start, done = len(self.layout.head) + len(cut), 0
         positions = []
         for (line, _), place in zip(self.layout.records, places, strict=True):
-            record = list(self.tokenizer.encode(line, add_special_tokens=False).ids)
-            expected = start + self.ends[place] + drift
-            found = _nearest(ids, record[1:-1], expected + 1)
-            if found is not None:
-                drift += found - 1 - expected
-            positions.append(expected if found is None else found - 1)
-            start += len(record)
+            start += sum(map(len, self.lines[done:place]))
+            done = place
+            # A tokenizer may drop characters, such as a first space.
+            tokens = map(encoding.char_to_token, range(start, start + len(line)))
+            positions.append(next(token for token in tokens if token is not None))
+            start += len(line)
         return tuple(positions)
-
-
-def _nearest(ids: Sequence[int], wanted: Sequence[int], expected: int) -> int | None:
-    """Where ``wanted`` stands in ``ids``, nearest to ``expected``; None where it does not."""
-    if not wanted:
-        return None
-    span = len(wanted)
-    for distance in range(SEARCH_TOKENS):
-        for index in (expected - distance, expected + distance):
-            if index >= 0 and list(ids[index : index + span]) == list(wanted):
-                return index
-    return None
