@@ -17,6 +17,7 @@ from tllm_wmtp.bench.probe.measures import (
     margin,
     relative_change,
 )
+from tllm_wmtp.bench.probe.reader import Pass, outcome_of
 from tllm_wmtp.bench.probe.reads import SINK, TAIL, UNSEEN, WINDOW, Places
 
 BANDS = torch.tensor([[SINK, TAIL, TAIL, WINDOW, UNSEEN]])
@@ -119,3 +120,18 @@ def test_a_record_keeps_queries_in_order_and_its_masses_sum_to_one() -> None:
     assert seen_of["tail_participation"][2, 0].item() == pytest.approx(1 / float((p * p).sum()))
     assert seen_of["tail_entropy"][0].tolist() == [0.0, 0.0]  # the query at 0 has no tail
     assert seen_of["value_norm"].tolist()[1] == [[1.0, 1.0, 1.0]]
+
+
+def test_an_outcome_holds_another_read_against_the_native_one() -> None:
+    experts = [torch.tensor([[0, 1]]), torch.tensor([[0, 1]])]
+    others = [torch.tensor([[1, 0]]), torch.tensor([[1, 2]])]
+    output = torch.zeros(1, 1)
+    native = Pass(output, torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[[3.0, 4.0]]]), experts)
+    other = Pass(output, torch.tensor([[0.25, 0.75]]).log(), torch.tensor([[[3.0, 0.0]]]), others)
+    outcome = outcome_of(native, other)
+    # 0.5 ln(0.5 / 0.25) + 0.5 ln(0.5 / 0.75) = 0.5 ln(4 / 3); 4 of 5; 1 and 1/3 of the experts.
+    assert outcome.kl.item() == pytest.approx(0.5 * math.log(4 / 3))
+    assert outcome.change.item() == pytest.approx(4 / 5)
+    assert outcome.jaccard is not None
+    assert outcome.jaccard.item() == pytest.approx(2 / 3)
+    assert (outcome.token.item(), outcome.same.item()) == (1, False)
