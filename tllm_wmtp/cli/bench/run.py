@@ -113,11 +113,11 @@ class Bar:
         self._count, self._cells = 0, 0
         self._task: TaskID | None = None
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=16),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}"),  # last, where a narrow terminal cuts it
             console=console,
             disable=not console.is_terminal,
         )
@@ -138,8 +138,9 @@ class Bar:
         self._cells = len(cells)
         note = f"{len(cells)} cells" + (f", {skipped} are there" if skipped else "")
         self._console.print(note, style="dim", highlight=False)
-        total = sum(cell.cost for cell in cells)
-        self._task = self._progress.add_task("loading", total=total, left="")
+        if cells:
+            total = sum(cell.cost for cell in cells)
+            self._task = self._progress.add_task("loading", total=total, left="")
 
     def advance(self, cost: float) -> None:
         self._ahead += cost
@@ -204,8 +205,8 @@ def cells_lines(suite: Suite) -> list[str]:
 
 
 def rows_lines(rows: Sequence[Row]) -> list[str]:
-    names = ("model", "input", ">context", "arm", ">depth", ">window", "KV", ">batch", ">AL",
-             ">TPOT ms", ">95 %", ">TTFT s", ">tokens/s")  # fmt: skip
+    names = ("model", "input", ">context", "arm", ">depth", ">window", "KV", ">batch", ">seed",
+             ">AL", ">TPOT ms", ">95 %", ">TTFT s", ">tokens/s")  # fmt: skip
     shown = []
     for row in rows:
         span = row.tpot_ms_interval
@@ -219,6 +220,7 @@ def rows_lines(rows: Sequence[Row]) -> list[str]:
                 "" if row.window is None else str(row.window),
                 row.kv_dtype,
                 str(row.batch),
+                str(row.seed),
                 _shown(row.al),
                 _shown(row.tpot_ms),
                 "" if span is None else f"{span[0]:.2f}-{span[1]:.2f}",
