@@ -125,6 +125,11 @@ def test_answers_in_degenerate_repetition_do_not_count_for_the_acceptance() -> N
     assert "degenerate" in both.missing["tpot_ms"]
 
 
+def test_a_model_is_called_by_its_folder() -> None:
+    found = row_of(replace(CELL, model="checkpoints/q35"), measured(), ABOUT)
+    assert (found.model, found.config["model"]) == ("q35", "checkpoints/q35")
+
+
 def test_words_are_screened_where_token_ids_are_unseen() -> None:
     first, second = (replace(each, token_ids=None) for each in measured().answers)
     loop = replace(second, text="no " * 40)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tllm_wmtp.bench import inputs
@@ -97,7 +98,7 @@ def row_of(cell: Cell, measured: Measured, about: Mapping[str, Any]) -> Row:
         config_hash=cell.digest,
         config=cell.config,
         arm=cell.arm,
-        model=cell.model,
+        model=Path(cell.model).name or cell.model,
         target=cell.target.kind,
         input=cell.input.task,
         difficulty=cell.input.difficulty,
