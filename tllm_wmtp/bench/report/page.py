@@ -53,7 +53,7 @@ class Report:
 
 def build(results: Results) -> Report:
     """The report of ``results``; the same results give the same bytes."""
-    sections = [_builder(name)(results) for name in SECTIONS]
+    sections = [section(name)(results) for name in SECTIONS]
     numbered = Numbered()
     body = "\n".join(numbered.section(section) for section in sections)
     files = numbered.section(files_section(results))
@@ -72,7 +72,8 @@ def build(results: Results) -> Report:
     )
 
 
-def _builder(name: str) -> Callable[[Results], Section]:
+def section(name: str) -> Callable[[Results], Section]:
+    """What builds the section of that name."""
     module = importlib.import_module(f"tllm_wmtp.bench.report.sections.{name}")
     built: Callable[[Results], Section] = module.build
     return built

@@ -48,11 +48,12 @@ def sentence(rows: list[AttentionRow]) -> str:
     shares = [row.fraction_of_read_bandwidth for row in rows]
     slower = sum(ratio < 1 for ratio in ratios)
     text = (
-        f"Over {words.plural(len(rows), 'shape')} the kernel takes {words.ratio(min(ratios))} to "
-        f"{words.ratio(max(ratios))} as long in PyTorch's better layout, and reads at "
-        f"{words.percent(min(shares))} to {words.percent(max(shares))} of the measured bandwidth"
+        f"Over {words.plural(len(rows), 'shape')} PyTorch's better layout takes "
+        f"{words.ratio(min(ratios))} to {words.ratio(max(ratios))} the kernel's time, and the "
+        f"kernel reads at {words.percent(min(shares))} to {words.percent(max(shares))} of the "
+        "measured bandwidth"
     )
-    return text + (f"; it is slower in {slower}." if slower else ".")
+    return text + (f"; it is the slower one in {slower}." if slower else ".")
 
 
 def shapes(rows: list[AttentionRow]) -> dict[tuple[str, int], list[AttentionRow]]:

@@ -119,8 +119,8 @@ def sentence(each: Comparison) -> str:
         for name, ratio in zip(each.types, each.ratios(context), strict=True)
     )
     return (
-        f"{each.sweeps[0].setting.model} at {words.tokens(context)} tokens: a native step takes "
-        f"{shown} keys and values, measured against the windowed step."
+        f"{each.sweeps[0].setting.model} at {words.tokens(context)} tokens: a native step costs, "
+        f"over a windowed one, {shown} keys and values."
     )
 
 

@@ -16,7 +16,7 @@ from tllm_wmtp.bench.report.style import ARMS, LIGHT, RISING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MEASURE = "wmtp plan demo --context 1m --gpu-memory 24gib --json > DIR/plan-demo.json"
+MEASURE = "wmtp plan demo --context 1m --gpu-memory 24gib --out DIR"
 ORIGIN = "Computed from the model's configuration by wmtp plan, not measured."
 
 

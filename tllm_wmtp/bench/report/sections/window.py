@@ -59,9 +59,7 @@ def doses(arms: Sequence[Arms], points: Mapping[int, Point]) -> list[Dose]:
 def build(results: Results) -> Section:
     found = doses(arranged(results.run), operating_points(results.run))
     blocks: list[Figure | Table] = []
-    for members in grouped(
-        found, lambda dose: dose.case.without(input="", difficulty="", options=())
-    ).values():
+    for members in grouped(found, without_input).values():
         blocks += [figure(members), table(members)]
     probes = [probe for probe in results.probe if len(probe.curve) > 1]
     probes.sort(key=lambda probe: (probe.model, probe.context))
