@@ -12,6 +12,8 @@ import torch
 from tiny_model import add_byte_tokenizer, tiny_checkpoint
 
 import tllm_wmtp.bench.probe.run as probe_run
+from tllm_wmtp.bench.probe.prompts import ProbeInputs, make_prompts
+from tllm_wmtp.bench.probe.reads import TAIL, WINDOW
 from tllm_wmtp.cli import main
 from tllm_wmtp.demo.tokenizer import build_tokenizer
 
@@ -196,3 +198,19 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(wmtp: Run, tmp_path: Path) 
     code, _, err = wmtp("probe", "--model", tiny_checkpoint(tmp_path), *SMALL)
     assert code == 2
     assert "tokenizer.json" in err
+
+
+def test_changed_reads_are_those_of_the_band_that_they_are_named_after(checkpoint: Path) -> None:
+    bench = probe_run.ProbeBench(checkpoint, ProbeInputs((), 8, text="a"), (8, 16), 16, 4, 3, 2)
+    reads = probe_run.reads_of(bench, 0)
+    for how in ("shuffled", "mean"):
+        for name, band in (("tail", TAIL), ("window", WINDOW)):
+            read = reads[f"{name}_values_{how}"]
+            assert (read.band, read.window, read.n_sink) == (band, 16, 4)  # type: ignore[attr-defined]
+
+
+def test_a_text_is_probed_from_its_beginning() -> None:
+    tokenizer = build_tokenizer()
+    text = "key amber = lion pear .\nkey jade = wolf plum .\n"
+    (prompt,) = make_prompts(tokenizer, ProbeInputs((), 5, text=text))
+    assert prompt.ids == tokenizer.encode(text).ids[:5]
