@@ -29,6 +29,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--out", type=Path, default=Path("report.html"), help="the page (default report.html)"
     )
     parser.add_argument("--png", type=Path, metavar="DIR", help="a folder that gets the figures")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="also the measured sections as Markdown; its pictures are those of --png",
+    )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -37,6 +43,12 @@ def run(args: argparse.Namespace) -> int:
     from tllm_wmtp.bench import report
 
     report.need_matplotlib()
+    if args.markdown is not None and args.png is None:
+        raise ConfigError(
+            f"--markdown {str(args.markdown)!r}",
+            "its figures are pictures in a folder",
+            "add --png DIR",
+        )
     if args.out.is_dir():
         raise ConfigError(
             f"--out {str(args.out)!r}", "it must be a file, and is a folder", "add a file's name"
@@ -44,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     made = report.build(report.load(args.folders))
     pictures = write_figures(made, args.png) if args.png is not None else []
     write(args.out, made.page.encode())
+    if args.markdown is not None:
+        beside = [os.path.relpath(path, args.markdown.parent) for path in pictures]
+        write(args.markdown, report.as_markdown(made, beside).encode())
     if args.json:
         print(json.dumps(summary(args.out, made, pictures)))
     else:

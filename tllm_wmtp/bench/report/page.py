@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tllm_wmtp
-from tllm_wmtp.bench.report import html, words
+from tllm_wmtp.bench.report import html, markdown, words
 from tllm_wmtp.bench.report.blocks import Column, Section, Table
 from tllm_wmtp.bench.report.css import style_sheet
 from tllm_wmtp.bench.report.html import Drawn, Numbered, escape
@@ -46,6 +46,7 @@ class Report:
     """The page, its figures and which sections were measured."""
 
     page: str
+    sections: tuple[Section, ...]
     figures: tuple[Drawn, ...]
     measured: dict[str, bool]
     notes: tuple[str, ...]
@@ -66,10 +67,17 @@ def build(results: Results) -> Report:
     )
     return Report(
         page,
+        tuple(sections),
         tuple(numbered.figures),
         {section.key: bool(section.blocks) for section in sections},
         results.notes,
     )
+
+
+def as_markdown(report: Report, pictures: Sequence[str]) -> str:
+    """What was measured as Markdown, with ``pictures`` in the order of the figures."""
+    parts = [f"# {TITLE}", LEDE, LIMITS, *markdown.lines(report.sections, pictures)]
+    return "\n\n".join(parts) + "\n"
 
 
 def section(name: str) -> Callable[[Results], Section]:
