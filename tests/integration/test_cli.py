@@ -535,6 +535,8 @@ def test_an_interrupt_ends_a_command_with_130(checkpoint: Path) -> None:
          "--max-tokens", "4000", "--window", "500"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell starts what runs in its background deaf to interrupts, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.read(1)  # it streams by now
