@@ -60,9 +60,25 @@ test-cpp: $(VENV)/.installed
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
 
+# Everything that this machine can measure, and one page of it; about 16 minutes on two idle cores.
+# Results of an earlier run are taken away first: a page shows one run.
+RESULTS := build/bench
 bench: $(VENV)/.installed
-	$(BIN)/wmtp bench attention
-	$(BIN)/wmtp bench step --contexts 16k,64k,256k,1m
+	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
+	$(BIN)/wmtp demo --json > $(RESULTS)/demo.json
+	$(BIN)/wmtp bench attention --contexts 64k,256k,1m --repeats 5 --out $(RESULTS)
+	$(BIN)/wmtp bench step --contexts 16k,64k,256k,1m --out $(RESULTS)
+	$(BIN)/wmtp bench step --contexts 16k,64k,256k,1m --kv-dtype bfloat16 --out $(RESULTS)
+	$(BIN)/wmtp bench fit --model demo --out $(RESULTS)
+	$(BIN)/wmtp bench fit --model demo-mamba2 --out $(RESULTS)
+	$(BIN)/wmtp bench prefill --contexts 4k,16k --out $(RESULTS)
+	$(BIN)/wmtp bench run docs/benchmarks/suite.yaml --out $(RESULTS)
+	$(BIN)/wmtp probe --model demo --out $(RESULTS)
+	$(BIN)/wmtp probe --model demo-mamba2 --out $(RESULTS)
+	for model in docs/benchmarks/models/*/; do \
+	  $(BIN)/wmtp plan $$model --context 1m --gpu-memory 180g --weights nvfp4 --out $(RESULTS) > /dev/null || exit 1; done
+	$(BIN)/wmtp report $(RESULTS) --out $(RESULTS)/report.html --png $(RESULTS)/figures \
+	  --markdown $(RESULTS)/README.md
 
 # On a machine with an NVIDIA GPU and no network: builds, tests and measures with that machine's own
 # Python (torch) and nvcc; installs nothing.
