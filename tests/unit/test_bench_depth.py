@@ -56,20 +56,23 @@ def test_a_ratio_of_sums_pairs_its_measurements() -> None:
     assert ratio_of_sums([1.0, 3.0], [1.0, 1.0]) == ratio_of_sums([1.0, 3.0], [1.0, 1.0])
 
 
-def answered(steps: Sequence[tuple[int, int, float]]) -> Answer:
+def answered(steps: Sequence[tuple[int, int, float]], workload: str = "easy") -> Answer:
     """(drafted, accepted, seconds) of each step."""
     metrics = RequestMetrics("windowed", 5, [0] * 7)
     for drafted, accepted, _ in steps:
         metrics.record_step(accepted, 0.0, 0.0, 0.0, drafted)
     made = sum(accepted + 1 for _, accepted, _ in steps)
     request = SimpleNamespace(metrics=metrics, output_ids=[0] * (made + 1))
-    return Answer("easy", request, [seconds for _, _, seconds in steps])  # type: ignore[arg-type]
+    return Answer(workload, request, [seconds for _, _, seconds in steps])  # type: ignore[arg-type]
 
 
-def test_a_typical_step_is_the_median_of_its_depth_over_all_answers() -> None:
+def test_a_typical_step_is_the_median_of_its_text_and_depth() -> None:
     first = answered([(6, 2, 0.014), (6, 2, 0.500), (0, 0, 0.005)])
     second = answered([(6, 0, 0.015), (0, 0, 0.007)])
-    assert typical_seconds([first, second]) == pytest.approx({6: 0.015, 0: 0.006})
+    other = answered([(6, 6, 0.030)], "hard")
+    assert typical_seconds([first, second, other]) == pytest.approx(
+        {("easy", 6): 0.015, ("easy", 0): 0.006, ("hard", 6): 0.030}
+    )
 
 
 def test_other_arms_are_compared_with_the_adaptive_one_on_the_same_tokens() -> None:

@@ -128,14 +128,18 @@ class Answer:
         return self.request.output_ids
 
 
-def typical_seconds(answers: Sequence[Answer]) -> dict[int, float]:
-    """Median seconds of a step by its number of drafts. At one context length a step costs the same
-    whatever the text, so all answers of an arm count."""
-    by_drafts: dict[int, list[float]] = {}
+#: Median seconds of a step by its text and its number of drafts.
+Typical = dict[tuple[str, int], float]
+
+
+def typical_seconds(answers: Sequence[Answer]) -> Typical:
+    """Of one arm. A step costs more on a text whose drafts are right: what was accepted is fed to
+    the draft and kept, so texts are not mixed."""
+    groups: dict[tuple[str, int], list[float]] = {}
     for each in answers:
         for drafted, seconds in zip(each.metrics.drafted, each.step_s, strict=True):
-            by_drafts.setdefault(drafted, []).append(seconds)
-    return {drafted: statistics.median(group) for drafted, group in by_drafts.items()}
+            groups.setdefault((each.workload, drafted), []).append(seconds)
+    return {which: statistics.median(group) for which, group in groups.items()}
 
 
 def seconds_per_token(
@@ -252,18 +256,25 @@ def report(bench: DepthBench, answers: dict[str, list[Answer]]) -> dict[str, Any
     }
 
 
-def row(
-    workload: str, arm: str, answers: Sequence[Answer], typical: dict[int, float]
-) -> dict[str, Any]:
+def row(workload: str, arm: str, answers: Sequence[Answer], typical: Typical) -> dict[str, Any]:
     """One arm on one workload. ``tpot_ms`` takes every step for as long as a typical one of its
-    depth, as :func:`tllm_wmtp.metrics.median_step` does; ``ms_per_token`` has all seconds as they
-    were."""
+    text and depth, as :func:`tllm_wmtp.metrics.median_step` does; ``ms_per_token`` has all seconds
+    as they were."""
     whole = summarise(each.metrics for each in answers)
     if whole.acceptance_length is None:
         raise RuntimeError(f"{arm} made no step")
     drafted = [count for each in answers for count in each.metrics.drafted]
     length = whole.acceptance_length
     used = Counter(count + 1 for count in drafted)
+    costs = {
+        depth: statistics.fmean(
+            typical[each.workload, count]
+            for each in answers
+            for count in each.metrics.drafted
+            if count + 1 == depth
+        )
+        for depth in sorted(used)
+    }
     return {
         "workload": workload,
         "arm": arm,
@@ -275,22 +286,22 @@ def row(
         ],
         "steps": whole.steps,
         "tokens": sum(len(each.tokens) - 1 for each in answers),
-        "tpot_ms": statistics.fmean(typical[count] for count in drafted) / length * 1e3,
+        "tpot_ms": sum(used[depth] * costs[depth] for depth in used) / len(drafted) / length * 1e3,
         "ms_per_token": statistics.fmean(s for each in answers for s in each.step_s) / length * 1e3,
         "draft_share": whole.draft_s / whole.step_s,
         "mean_depth": 1 + statistics.fmean(drafted),
         "steps_by_depth": {str(depth): used[depth] for depth in sorted(used)},
-        "step_ms_by_depth": {str(count + 1): typical[count] * 1e3 for count in sorted(typical)},
+        "step_ms_by_depth": {str(depth): costs[depth] * 1e3 for depth in sorted(used)},
     }
 
 
 def ratios_of(
-    workload: str, answers: dict[str, list[Answer]], typical: dict[str, dict[int, float]]
+    workload: str, answers: dict[str, list[Answer]], typical: dict[str, Typical]
 ) -> list[dict[str, Any]]:
     """Time of each other arm over that of the adaptive one, paired by blocks of tokens.
 
-    Every step counts for as long as a typical one of its arm and depth: a disturbance of one step
-    can be longer than a block.
+    Every step counts for as long as a typical one of its arm, text and depth: a disturbance
+    of one step can be longer than a block.
     """
 
     def paired(arm: str) -> list[float]:
@@ -300,7 +311,7 @@ def ratios_of(
             for block in blocks(
                 seconds_per_token(
                     each.metrics,
-                    [typical[arm][count] for count in each.metrics.drafted],
+                    [typical[arm][each.workload, count] for count in each.metrics.drafted],
                     len(each.tokens) - 1,
                 )
             )
