@@ -261,6 +261,25 @@ def test_the_best_depth_is_marked_and_so_is_what_it_cannot_be_told_from(tmp_path
     assert (both["native / windowed"], both["intervals"]) == ("1.25\u00d7", "apart")
 
 
+def test_the_window_of_most_depths_shows_them_and_one_depth_is_never_the_best(
+    tmp_path: Path,
+) -> None:
+    """Most cells are at another window, as in a suite with a dose-response at one depth."""
+    others = [made.run_row(depth=7, window=512, input=name) for name in ("logs", "vt", "cwe")]
+    others += [made.run_row("native", depth=7, input=name) for name in ("vt", "cwe")]
+    parsed = page(tmp_path, {"run.jsonl": [*depth_rows(), *others]})
+    native, windowed = parsed.table("Time per output token by depth")
+    assert windowed["depth 7"] == f"8.00 (7.80{DASH}8.20) \u25c2 best"
+    assert windowed["depth 3"] == f"9.00 (8.80{DASH}9.20)"
+    one = [row for row in depth_rows() if row["arm"] != "windowed" or row["depth"] == 7]
+    parsed = page(tmp_path / "one", {"run.jsonl": one})
+    native, windowed = parsed.table("Time per output token by depth")
+    assert native["depth 3"].endswith("best")
+    assert windowed["depth 7"] == f"8.00 (7.80{DASH}8.20)"
+    assert "Both arms at their own best depth" not in parsed.whole
+    assert "1 case with several depths in one arm only" in parsed.whole
+
+
 def test_speed_over_dense_and_outputs_are_those_of_the_rows(tmp_path: Path) -> None:
     rows = depth_rows()
     for row in rows:
@@ -299,7 +318,7 @@ def test_positions_whose_intervals_are_apart_are_named(tmp_path: Path) -> None:
     assert native["draft 3"] == "not reached"
 
 
-def test_the_window_from_which_on_nothing_is_lost(tmp_path: Path) -> None:
+def test_the_windows_that_lose_acceptance_are_named(tmp_path: Path) -> None:
     al = {256: (3.0, [2.8, 3.2]), 1024: (3.9, [3.7, 4.1]), 4032: (4.2, [4.0, 4.4])}
     rows = [
         made.run_row(window=window, al=value, al_interval=interval)
@@ -307,7 +326,13 @@ def test_the_window_from_which_on_nothing_is_lost(tmp_path: Path) -> None:
     ]
     rows.append(made.run_row("native", al=4.0, al_interval=[3.9, 4.1]))
     text = page(tmp_path, {"run.jsonl": rows}).whole
-    assert "AL 3.00 at a window of 256 and 4.20 at 4,032, 4.00 natively; from 1,024 on" in text
+    assert "AL 3.00 at a window of 256 and 4.20 at 4,032, 4.00 natively; 256 is below" in text
+    rows[0] |= {"al": 4.1, "al_interval": [4.0, 4.2]}
+    rows[2] |= {"al": 3.0, "al_interval": [2.8, 3.2]}
+    text = page(tmp_path / "large", {"run.jsonl": rows}).whole
+    assert "natively; 4,032 is below native beyond the intervals" in text
+    rows[2] |= {"al": 3.9, "al_interval": [3.7, 4.1]}
+    assert "no window is below native" in page(tmp_path / "all", {"run.jsonl": rows}).whole
 
 
 def test_memory_shares_are_those_of_the_plan(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_the_operating_point_is_where_most_cases_were_measured() -> None:
     rows = [made.run_row(depth=depth, window=window) for depth, window in points]
     parsed = [record(RunRow, row, "here") for row in [*rows, made.run_row("native", depth=3)]]
     # Two points have two rows; the deeper one is taken.
-    assert operating_points(parsed) == {16384: Point(9, 512, 64)}
+    assert operating_points(parsed) == {("demo", "embedded", 16384): Point(9, 512, 64)}
     assert operating_points(parsed[-1:]) == {}
 
 
@@ -84,12 +84,28 @@ def test_each_context_has_its_own_operating_point() -> None:
         for context, window in ((4096, 1024), (16384, 4032), (16384, 4032))
     ]
     points = operating_points(rows)
-    assert points == {4096: Point(7, 1024, 64), 16384: Point(7, 4032, 64)}
+    places = [("demo", "embedded", context) for context in (4096, 16384)]
+    assert points == dict(zip(places, [Point(7, 1024, 64), Point(7, 4032, 64)], strict=True))
     cases = [Case.of(row) for row in rows]
     assert points_text(points, cases[1:]) == "depth 7, window 4,032, sink 64"
     assert points_text(points, cases) == (
         "4K tokens: depth 7, window 1,024, sink 64; 16K tokens: depth 7, window 4,032, sink 64"
     )
+
+
+def test_a_server_does_not_move_the_operating_point_of_others() -> None:
+    rows = [
+        record(RunRow, made.run_row(target=target, window=window), "here")
+        for target, window in (("embedded", 1024), ("openai", 4032), ("openai", 4032))
+    ]
+    points = operating_points(rows)
+    assert points["demo", "embedded", 16384] == Point(7, 1024, 64)
+    assert points_text(points, [Case.of(row) for row in rows]) == (
+        "demo, embedded, 16K tokens: depth 7, window 1,024, sink 64; "
+        "demo, openai, 16K tokens: depth 7, window 4,032, sink 64"
+    )
+    server = Case.of(rows[1])
+    assert label(server, [server]).endswith("openai")
 
 
 def test_rows_of_other_settings_are_other_cases_and_labels_tell_them_apart() -> None:

@@ -31,6 +31,8 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 Settings = tuple[tuple[str, str], ...]
+#: Model, target and context: what an operating point is of.
+Place = tuple[str, str, int]
 
 
 @dataclass(frozen=True, order=True)
@@ -65,6 +67,10 @@ class Case:
             options=tuple(each for each in settings if each[0].startswith("input.")),
             rest=tuple(each for each in settings if not each[0].startswith("input.")),
         )
+
+    @property
+    def place(self) -> Place:
+        return self.model, self.target, self.context
 
     def without(self, **same: object) -> Case:
         """The case with some fields set to one value, to group over them."""
@@ -106,7 +112,8 @@ def label(case: Case, among: Iterable[Case]) -> str:
     for name, text in case.said.items():
         values = Counter(other.get(name, "") for other in others)
         usual = 2 * values[text] > len(others) and name not in ("kv_dtype", "target")
-        if len(values) > 1 and text and not usual:
+        server = name == "target" and text != "embedded"  # seen from outside: always said
+        if server or (len(values) > 1 and text and not usual):
             parts.append(text)
     return ", ".join(parts)
 
@@ -129,25 +136,34 @@ class Point:
         return f"depth {self.depth}, window {self.window:,}, sink {self.n_sink}"
 
 
-def operating_points(rows: Iterable[RunRow]) -> dict[int, Point]:
-    """By context, the point at which most of its cells were measured; of several the deepest, then
+def operating_points(rows: Iterable[RunRow]) -> dict[Place, Point]:
+    """By place, the point at which most of its cells were measured; of several the deepest, then
     the widest. A short context may need a smaller window, or native and windowed are the same."""
-    counts: dict[int, Counter[Point]] = {}
+    counts: dict[Place, Counter[Point]] = {}
     for row in rows:
         if row.arm == "windowed":
-            counts.setdefault(row.context, Counter())[Point.of(row)] += 1
+            place = (row.model, row.target, row.context)
+            counts.setdefault(place, Counter())[Point.of(row)] += 1
     return {
-        context: max(found, key=lambda point: (found[point], point))
-        for context, found in counts.items()
+        place: max(found, key=lambda point: (found[point], point))
+        for place, found in counts.items()
     }
 
 
-def points_text(points: Mapping[int, Point], cases: Iterable[Case]) -> str:
-    """The point of all cases, or of each context where they differ."""
-    used = {context: points[context] for context in sorted({case.context for case in cases})}
+def points_text(points: Mapping[Place, Point], cases: Iterable[Case]) -> str:
+    """The point of all cases, or of each context where they differ; of each place where models or
+    targets differ at one context."""
+    used = {place: points[place] for place in sorted({case.place for case in cases})}
     if len(set(used.values())) == 1:
         return str(next(iter(used.values())))
-    return "; ".join(f"{words.tokens(context)} tokens: {point}" for context, point in used.items())
+    by_context: dict[int, set[Point]] = {}
+    for (_, _, context), point in used.items():
+        by_context.setdefault(context, set()).add(point)
+    parts: dict[str, Point] = {}
+    for (model, target, context), point in sorted(used.items(), key=lambda pair: pair[0][::-1]):
+        where = "" if len(by_context[context]) == 1 else f"{model}, {target}, "
+        parts[f"{where}{words.tokens(context)} tokens"] = point
+    return "; ".join(f"{where}: {point}" for where, point in parts.items())
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def build(results: Results) -> Section:
     pairs = [
         Pair(each.case, {arm: row for arm, row in each.at(point).items() if row.alpha})
         for each in arranged(results.run)
-        if (point := points.get(each.case.context))
+        if (point := points.get(each.case.place))
     ]
     pairs = [pair for pair in pairs if {"native", "windowed"} <= pair.rows.keys()]
     chosen = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
 from tllm_wmtp.bench.report.runs import (
     Case,
+    Point,
     arranged,
     label,
     operating_points,
@@ -38,8 +39,9 @@ class Depths:
     by_depth: dict[str, dict[int, RunRow]]
 
     def best(self, arm: str) -> RunRow | None:
+        """The fastest of several depths; one depth alone is no choice."""
         rows = self.by_depth[arm].values()
-        return min(rows, key=lambda row: row.tpot_ms or 0, default=None)
+        return min(rows, key=lambda row: row.tpot_ms or 0) if len(rows) > 1 else None
 
     @property
     def rows(self) -> list[RunRow]:
@@ -59,7 +61,9 @@ def build(results: Results) -> Section:
     found = depths(results)
     blocks: list[Figure | Table] = []
     for members in grouped(found, lambda each: each.case.machine).values():
-        blocks += [figure(members), table(members), best_table(members)]
+        blocks += [figure(members), table(members)]
+        if any(each.gain is not None for each in members):
+            blocks.append(best_table(members))
     return Section(
         key="depth",
         title="Best depth of each arm",
@@ -74,17 +78,12 @@ def build(results: Results) -> Section:
 
 
 def depths(results: Results) -> list[Depths]:
-    """Cases with two depths or more in an arm."""
+    """Cases with two depths or more in an arm; windowed at the window of most depths."""
     points = operating_points(results.run)
     found = []
     for each in arranged(results.run):
-        point = points.get(each.case.context)
         native = {depth: row for depth, row in each.native.items() if row.tpot_ms}
-        windowed = {
-            at.depth: row
-            for at, row in sorted(each.windowed.items())
-            if point and (at.window, at.n_sink) == (point.window, point.n_sink) and row.tpot_ms
-        }
+        windowed = most_depths(each.windowed, points.get(each.case.place))
         if max(len(native), len(windowed)) > 1:
             dense = each.dense if each.dense is not None and each.dense.tpot_ms else None
             by_depth = {"native": dict(sorted(native.items())), "windowed": windowed}
@@ -92,10 +91,24 @@ def depths(results: Results) -> list[Depths]:
     return found
 
 
+def most_depths(windowed: Mapping[Point, RunRow], point: Point | None) -> dict[int, RunRow]:
+    """Rows by depth at the window and sink with most depths; of several, those of ``point``, then
+    the widest."""
+    by_reach: dict[tuple[int, int], dict[int, RunRow]] = {}
+    for at, row in sorted(windowed.items()):
+        if row.tpot_ms:
+            by_reach.setdefault((at.window, at.n_sink), {})[at.depth] = row
+    usual = (point.window, point.n_sink) if point else None
+    chosen = max(
+        by_reach, key=lambda reach: (len(by_reach[reach]), reach == usual, reach), default=None
+    )
+    return by_reach[chosen] if chosen is not None else {}
+
+
 def sentence(found: Sequence[Depths]) -> str:
     gains = [each.gain for each in found if each.gain is not None]
     if not gains:
-        return f"{words.plural(len(found), 'case')} measured in one arm only."
+        return f"{words.plural(len(found), 'case')} with several depths in one arm only."
     spread = words.ratio(min(gains))
     if len(gains) > 1:
         spread += f" to {words.ratio(max(gains))}"
@@ -171,7 +184,7 @@ def table(found: Sequence[Depths]) -> Table:
     for each in found:
         for arm, by_depth in each.by_depth.items():
             best = each.best(arm)
-            if best is None:
+            if not by_depth:
                 continue
             rows.append(
                 (
@@ -193,10 +206,12 @@ def table(found: Sequence[Depths]) -> Table:
     )
 
 
-def cell(row: RunRow | None, best: RunRow) -> str:
+def cell(row: RunRow | None, best: RunRow | None) -> str:
     if row is None:
         return words.ABSENT
     text = words.with_interval(row.tpot_ms, row.tpot_ms_interval)
+    if best is None:
+        return text
     if row is best:
         return Strong(f"{text} {BEST}")
     tied = overlap(row.tpot_ms_interval, best.tpot_ms_interval)

@@ -98,7 +98,7 @@ def measured(results: Results) -> list[Pair]:
     points = operating_points(results.run)
     pairs = []
     for each in arranged(results.run):
-        point = points.get(each.case.context)
+        point = points.get(each.case.place)
         rows = each.at(point) if point else {}
         native, windowed = rows.get("native"), rows.get("windowed")
         if native and windowed and native.step_ms and windowed.step_ms:

@@ -39,7 +39,7 @@ def fronts(results: Results) -> list[Front]:
     by_case = grouped(arranged(results.run), lambda each: each.case.without(batch=0))
     found = []
     for case, members in by_case.items():
-        point = points.get(case.context)
+        point = points.get(case.place)
         if point is None:
             continue
         arms: dict[str, list[RunRow]] = {}

@@ -13,6 +13,7 @@ from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
 from tllm_wmtp.bench.report.runs import (
     Case,
+    Place,
     Point,
     arranged,
     label,
@@ -55,12 +56,12 @@ class Task:
         return len(set(digests)) == 1
 
 
-def tasks(rows: Sequence[RunRow], points: Mapping[int, Point]) -> list[Task]:
-    """Cases with two arms or more at their context's operating point."""
+def tasks(rows: Sequence[RunRow], points: Mapping[Place, Point]) -> list[Task]:
+    """Cases with two arms or more at their place's operating point."""
     found = [
         Task(each.case, each.at(point))
         for each in arranged(rows)
-        if (point := points.get(each.case.context))
+        if (point := points.get(each.case.place))
     ]
     return [task for task in found if len(task.rows) > 1]
 
@@ -94,13 +95,15 @@ def sentence(found: Sequence[Task]) -> str:
     for arm in ("windowed", "native"):
         known = [value for task in found if (value := task.over_dense(arm)) is not None]
         if known:
+            spread = words.ratio(min(known))
+            if len(known) > 1:
+                spread += f" to {words.ratio(max(known))}"
+            text = f"{arm} is {spread} as fast as dense over {words.plural(len(known), 'case')}"
             slower = sum(value < 1 for value in known)
-            text = (
-                f"{arm} is {words.ratio(min(known))} to {words.ratio(max(known))} as fast as dense"
-            )
-            parts.append(text + (f" (slower in {slower} of {len(known)})" if slower else ""))
+            parts.append(text + (f" (slower in {slower})" if slower else ""))
     same = [task.identical for task in found if task.identical is not None]
-    text = f"Over {words.plural(len(found), 'case')}: {'; '.join(parts)}." if parts else ""
+    text = "; ".join(parts)
+    text = f"{text[0].upper()}{text[1:]}." if text else ""
     if same:
         text += f" Outputs of the arms are identical in {sum(same)} of {len(same)} greedy cases."
     return text.strip()

@@ -11,7 +11,15 @@ from tllm_wmtp.bench.report import paper, plot, words
 from tllm_wmtp.bench.report.blocks import Figure, Section, Table, columns, grouped, origin
 from tllm_wmtp.bench.report.plot import Panel
 from tllm_wmtp.bench.report.results import Results
-from tllm_wmtp.bench.report.runs import Arms, Case, Point, arranged, operating_points, overlap
+from tllm_wmtp.bench.report.runs import (
+    Arms,
+    Case,
+    Place,
+    Point,
+    arranged,
+    operating_points,
+    overlap,
+)
 from tllm_wmtp.bench.report.schema import ProbeResult, RunRow
 from tllm_wmtp.bench.report.style import LIGHT, Look, look
 
@@ -37,11 +45,11 @@ class Dose:
         return [row.window for row in self.windowed if row.window is not None]
 
 
-def doses(arms: Sequence[Arms], points: Mapping[int, Point]) -> list[Dose]:
-    """Cases with two windows or more at the depth and sink of their context's point."""
+def doses(arms: Sequence[Arms], points: Mapping[Place, Point]) -> list[Dose]:
+    """Cases with two windows or more at the depth and sink of their place's point."""
     found = []
     for each in arms:
-        point = points.get(each.case.context)
+        point = points.get(each.case.place)
         if point is None:
             continue
         rows = [
@@ -84,18 +92,15 @@ def without_input(dose: Dose) -> Case:
     return dose.case.without(input="", difficulty="", options=())
 
 
-def reach(dose: Dose) -> int | None:
-    """The smallest window from which on every AL is native's or more, or its interval reaches
-    native's."""
-    enough = None
-    for row in reversed(dose.windowed):
-        if dose.native is None or row.al is None or dose.native.al is None:
-            return None
-        reaches = row.al >= dose.native.al or overlap(row.al_interval, dose.native.al_interval)
-        if not reaches:
-            break
-        enough = row.window
-    return enough
+def below_native(dose: Dose, native: RunRow) -> list[int]:
+    """Windows whose AL is below native's, and whose interval does not reach native's."""
+    return [
+        row.window
+        for row in dose.windowed
+        if row.window is not None
+        and (row.al or 0) < (native.al or 0)
+        and not overlap(row.al_interval, native.al_interval)
+    ]
 
 
 def sentence(dose: Dose) -> str:
@@ -107,12 +112,13 @@ def sentence(dose: Dose) -> str:
     if dose.native is None:
         return text + "; native was not measured."
     text += f", {words.fixed(dose.native.al)} natively; "
-    enough = reach(dose)
+    below = below_native(dose, dose.native)
     judged = None not in (row.al_interval for row in (*dose.windowed, dose.native))
     beyond = " beyond the intervals" if judged else " (a single request has no interval)"
-    if enough is None:
-        return text + f"every window is below native{beyond}."
-    return text + f"from {enough:,} on no window is below native{beyond}."
+    which = {0: "no window is", len(dose.windowed): "every window is"}.get(
+        len(below), f"{words.listed(f'{window:,}' for window in below)} is"
+    )
+    return f"{text}{which} below native{beyond}."
 
 
 def source_text() -> str:
