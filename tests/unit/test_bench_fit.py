@@ -459,6 +459,16 @@ def test_a_line_goes_through_one_setup(tmp_path: Path) -> None:
         fit_run_rows(files, {"kv_dtype": "fp8"})
 
 
+def test_a_window_is_chosen_among_the_rows_that_have_one(tmp_path: Path) -> None:
+    """Of a dose-response too: its other windows have one depth, the one to choose has all."""
+    others = [run_row("windowed", 7, 20.0, window=window) for window in (1024, 256)]
+    file = write(tmp_path / "run-a.jsonl", [*both_arms(), *others])
+    with pytest.raises(ConfigError, match="for example --where window=4032"):
+        fit_run_rows([file], {})
+    for where in ({"window": "4032"}, {"window": "4032", "n_sink": "64"}):
+        assert {fit["arm"] for fit in fit_run_rows([file], where)["fits"]} == {"native", "windowed"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

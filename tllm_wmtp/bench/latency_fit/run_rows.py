@@ -100,6 +100,8 @@ def fit_run_rows(files: Sequence[Path], where: Mapping[str, str]) -> dict[str, A
 def _matches(row: Row, where: Mapping[str, str]) -> bool:
     known = asdict(row)
     for name, wanted in where.items():
+        if name in WINDOW and row.arm != "windowed":
+            continue  # the other arms have no window to choose
         if name not in known:
             raise ConfigError(
                 f"--where {name}={wanted}",
@@ -114,11 +116,12 @@ def _matches(row: Row, where: Mapping[str, str]) -> bool:
 def _only(name: str, rows: Sequence[Row]) -> Any:
     values = {getattr(row, name) for row in rows}
     if len(values) > 1:
-        shown = ", ".join(sorted(map(str, values)))
+        depths = {v: len({r.depth for r in rows if getattr(r, name) == v}) for v in values}
+        most = max(sorted(values, key=str), key=depths.__getitem__)
         raise ConfigError(
-            f"rows of {name} {shown}",
+            f"rows of {name} {', '.join(sorted(map(str, values)))}",
             "a line goes through rows of one setup",
-            f"choose one with --where {name}={sorted(map(str, values))[0]}",
+            f"choose one, for example --where {name}={most}, which has the most depths",
         )
     return values.pop()
 
