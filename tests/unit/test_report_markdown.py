@@ -20,7 +20,7 @@ def test_sections_become_headings_tables_and_pictures_that_are_there(tmp_path: P
     arguments = ["--out", str(tmp_path / "r.html"), "--png", str(page.parent / "figures")]
     assert main(["report", str(tmp_path / "in"), *arguments, "--markdown", str(page)]) == 0
     text = page.read_text(encoding="utf-8")
-    pictures = re.findall(r"!\[.+\]\(<(.+)>\)", text)
+    pictures = re.findall(r"!\[.+\]\((.+)\)", text)
     assert pictures == ["figures/memory-1.png", "figures/prefill-2.png"]
     assert all((page.parent / picture).is_file() for picture in pictures)
     assert text.count("\n## ") == 2, "only what was measured"

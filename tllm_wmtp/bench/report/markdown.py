@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from urllib.parse import quote
 
 from tllm_wmtp.bench.report import paper
 from tllm_wmtp.bench.report.blocks import Column, Figure, Section, Strong, Table
@@ -39,7 +40,7 @@ def lines(sections: Sequence[Section], pictures: Sequence[str]) -> Iterator[str]
 
 def _figure(block: Figure, number: int, picture: str) -> Iterator[str]:
     yield f"### Figure {number}. {escape(block.title)}"
-    yield f"![{escape(block.alt)}](<{picture}>)"
+    yield f"![{escape(block.alt)}]({quote(picture)})"
     yield escape(block.sentence)
     yield from _sources(block)
 
