@@ -36,7 +36,9 @@ def _address(words: str) -> str:
     data = b"".join(
         int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8)
     )
-    return str(ipaddress.ip_address(data))
+    address = ipaddress.ip_address(data)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)  # of an IPv4 address in a socket of both kinds, that address
 
 
 def _socket_inodes(pid: int) -> Iterator[str]:
