@@ -7,13 +7,12 @@ import statistics
 
 import pytest
 
-from tllm_wmtp.bench.common import interval_of, ratio_draws
+from tllm_wmtp.bench.common import interval_of, median_draws, ratio_draws
 from tllm_wmtp.bench.sweep.protocol import (
     Answer,
     Iteration,
     acceptance,
     is_degenerate,
-    median_draws,
     plateau,
     select,
     timing,

@@ -40,3 +40,24 @@ def interval_of(draws: Sequence[float]) -> list[float]:
     """The 95 % interval of bootstrap draws: what is between their 2.5th and 97.5th percentile."""
     ordered = sorted(draws)
     return [ordered[int(len(ordered) * 0.025)], ordered[int(len(ordered) * 0.975) - 1]]
+
+
+def median_draws(values: Sequence[float], seed: int = 0) -> list[float]:
+    """Medians of :data:`RESAMPLES` resamples of ``values``, in the order drawn.
+
+    The k-th smallest of n draws from n sorted values is the value at ``floor(n * U)`` with ``U``
+    the k-th smallest of n uniform numbers, which has a Beta(k, n - k + 1) distribution; so each
+    median takes one random number (two if n is even) instead of n.
+    """
+    ordered, count = sorted(values), len(values)
+    chance = random.Random(seed)
+    draws = []
+    for _ in range(RESAMPLES):
+        rank = (count + 1) // 2
+        low = chance.betavariate(rank, count - rank + 1)
+        high = low
+        if count % 2 == 0:  # given the k-th, the next is the smallest of those above it
+            high = low + (1 - low) * chance.betavariate(1, count - rank)
+        at = [min(int(count * place), count - 1) for place in (low, high)]
+        draws.append((ordered[at[0]] + ordered[at[1]]) / 2)
+    return draws

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tllm_wmtp.bench.common import RESAMPLES, interval_of
+from tllm_wmtp.bench.common import interval_of, median_draws
 from tllm_wmtp.bench.depth import make_prompt
 from tllm_wmtp.bench.step import ARMS, Contestant, StepBench
 from tllm_wmtp.checkpoint.loader import LoadedModel, load_model
@@ -162,7 +162,4 @@ def last_seconds(contestant: Contestant) -> tuple[float, float, float]:
 
 def median_interval(values: Sequence[float], seed: int = 0) -> list[float]:
     """95 % bootstrap interval of the median."""
-    chance = random.Random(seed)
-    return interval_of(
-        [statistics.median(chance.choices(values, k=len(values))) for _ in range(RESAMPLES)]
-    )
+    return interval_of(median_draws(values, seed))

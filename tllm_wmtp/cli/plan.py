@@ -76,7 +76,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     content = read_json(args.model)
     result = describe(content, args)
-    output.write(args.out, f"plan-{result['config_hash']}.json", result)
+    output.write(args.out, result)
     print(json.dumps(result) if args.json else table(result))
     return 0
 

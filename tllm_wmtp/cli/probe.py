@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         positions=args.positions,
     )
     result = output.with_progress(partial(run_probe, bench), "{task.description}")
-    output.write(args.out, f"probe-{result['config_hash']}.json", result)
+    output.write(args.out, result)
     if args.json:
         print(json.dumps(result, allow_nan=False))
     else:
@@ -122,7 +121,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def new_table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table = output.table(title)
     table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)

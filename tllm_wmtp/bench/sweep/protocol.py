@@ -12,13 +12,12 @@ that end in degenerate repetition.
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tllm_wmtp.bench.common import RESAMPLES, interval_of, ratio_draws
+from tllm_wmtp.bench.common import interval_of, median_draws, ratio_draws
 from tllm_wmtp.metrics import (
     Proportion,
     acceptance_length,
@@ -146,27 +145,6 @@ def acceptance(answers: Sequence[Answer]) -> Acceptance:
     counted = [sum(column) for column in zip(*trials, strict=True)]
     alpha = conditional_acceptance(histogram, counted if len(trials) == len(answers) else None)
     return Acceptance(acceptance_length(histogram), interval, histogram, alpha)
-
-
-def median_draws(values: Sequence[float], seed: int = 0) -> list[float]:
-    """Medians of :data:`RESAMPLES` resamples of ``values``, in the order drawn.
-
-    The k-th smallest of n draws from n sorted values is the value at ``floor(n * U)`` with ``U``
-    the k-th smallest of n uniform numbers, which has a Beta(k, n - k + 1) distribution; so each
-    median takes one random number (two if n is even) instead of n.
-    """
-    ordered, count = sorted(values), len(values)
-    chance = random.Random(seed)
-    draws = []
-    for _ in range(RESAMPLES):
-        rank = (count + 1) // 2
-        low = chance.betavariate(rank, count - rank + 1)
-        high = low
-        if count % 2 == 0:  # given the k-th, the next is the smallest of those above it
-            high = low + (1 - low) * chance.betavariate(1, count - rank)
-        at = [min(int(count * place), count - 1) for place in (low, high)]
-        draws.append((ordered[at[0]] + ordered[at[1]]) / 2)
-    return draws
 
 
 @dataclass(frozen=True)

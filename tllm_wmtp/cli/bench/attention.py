@@ -39,14 +39,13 @@ def run_attention(args: argparse.Namespace) -> int:
         )
 
     rows = run_attention_bench(contexts=args.contexts, n_runs=args.repeats, on_row=announce)
-    name = _hash_of(args)
     result = {
         "benchmark": "attention",
-        "config_hash": name,
+        "config_hash": _hash_of(args),
         **machine.describe(),
         "rows": rows,
     }
-    output.write(args.out, f"attention-{name}.json", result)
+    output.write(args.out, result)
     if args.json:
         print(json.dumps(result))
     else:

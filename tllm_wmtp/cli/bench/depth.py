@@ -7,7 +7,6 @@ import json
 from functools import partial
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -53,7 +52,7 @@ def run_depth(args: argparse.Namespace) -> int:
         prompts=args.prompts,
     )
     result = output.with_progress(partial(run_depth_bench, bench), "{task.description}")
-    output.write(args.out, f"depth-{result['config_hash']}.json", result)
+    output.write(args.out, result)
     if args.json:
         print(json.dumps(result))
     else:
@@ -64,12 +63,9 @@ def run_depth(args: argparse.Namespace) -> int:
 
 
 def depth_table(result: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"{result['context']:,} tokens, window {result['window']}, {result['prompts']} "
-        f"prompts each, {result['threads']} threads",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
+    table = output.table(
+        f"{result['context']:,} tokens, window {result['window']}, {result['prompts']} "
+        f"prompts each, {result['threads']} threads"
     )
     for name in ("text", "depth"):
         table.add_column(name, no_wrap=True)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -90,7 +89,7 @@ def add_parser(kinds: argparse._SubParsersAction[Any]) -> None:
 
 def run_fit(args: argparse.Namespace) -> int:
     result = _measured(args) if args.rows is None else _of_rows(args)
-    output.write(args.out, f"fit-{result['config_hash']}.json", result)
+    output.write(args.out, result)
     if args.json:
         print(json.dumps(result, allow_nan=False))
         return 0
@@ -142,12 +141,9 @@ def _of_rows(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def fit_table(result: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"ms of a step by draft length: {result['model']}, window {result['window']}, "
-        f"{result['threads']} threads",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
+    table = output.table(
+        f"ms of a step by draft length: {result['model']}, window {result['window']}, "
+        f"{result['threads']} threads"
     )
     table.add_column("context", justify="right", no_wrap=True)
     table.add_column("arm", no_wrap=True)
@@ -170,12 +166,7 @@ def fit_table(result: dict[str, Any]) -> Table:
 
 
 def prediction_table(result: dict[str, Any]) -> Table:
-    table = Table(
-        title="windowed step = native step - Delta, in ms",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-    )
+    table = output.table("windowed step = native step - Delta, in ms")
     for name in ("context", "depth", "Delta", "native", "predicted", "measured", "error", "95 %"):
         table.add_column(name, justify="right", no_wrap=True)
     for entry in result["predictions"]:

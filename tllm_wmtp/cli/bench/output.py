@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from tllm_wmtp.cli import arguments
 from tllm_wmtp.errors import ConfigError
@@ -63,9 +65,16 @@ def need_two(repeats: int) -> None:
         )
 
 
-def write(folder: Path | None, name: str, result: dict[str, Any]) -> None:
+def table(title: str) -> Table:
+    """An empty table as all benchmarks show theirs."""
+    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+
+
+def write(folder: Path | None, result: dict[str, Any]) -> None:
+    """The result as ``BENCHMARK-HASH.json``; nothing without a folder."""
     if folder is None:
         return
+    name = f"{result['benchmark']}-{result['config_hash']}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -7,7 +7,6 @@ import json
 from functools import partial
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +43,7 @@ def run_prefill(args: argparse.Namespace) -> int:
         repeats=args.repeats,
     )
     result = output.with_progress(partial(run_prefill_bench, bench), "context {task.description}")
-    output.write(args.out, f"prefill-{result['config_hash']}.json", result)
+    output.write(args.out, result)
     if args.json:
         print(json.dumps(result))
     else:
@@ -54,12 +53,9 @@ def run_prefill(args: argparse.Namespace) -> int:
 
 def prefill_table(result: dict[str, Any]) -> Table:
     first = result["rows"][0]
-    table = Table(
-        title=f"prefill, window {first['window']}, sink {first['n_sink']}, "
-        f"{first['n_runs']} runs, {first['threads']} threads",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
+    table = output.table(
+        f"prefill, window {first['window']}, sink {first['n_sink']}, "
+        f"{first['n_runs']} runs, {first['threads']} threads"
     )
     table.add_column("tokens", justify="right", no_wrap=True)
     for name in ("arm", "pruned"):

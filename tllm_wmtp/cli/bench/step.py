@@ -7,7 +7,6 @@ import json
 from functools import partial
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -61,7 +60,7 @@ def run_step(args: argparse.Namespace) -> int:
     result = output.with_progress(partial(run_step_bench, bench), "context {task.description}")
     if content is not None:
         result["content"] = content
-    output.write(args.out, f"step-{result['config_hash']}.json", result)
+    output.write(args.out, result)
     if args.json:
         print(json.dumps(result))
     else:
@@ -73,12 +72,9 @@ def run_step(args: argparse.Namespace) -> int:
 
 def step_table(result: dict[str, Any]) -> Table:
     first = result["rows"][0]
-    table = Table(
-        title=f"one step, depth {first['depth']}, window {first['window']}, sink "
-        f"{first['n_sink']}, KV {first['kv_dtype']}, {first['threads']} threads",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
+    table = output.table(
+        f"one step, depth {first['depth']}, window {first['window']}, sink "
+        f"{first['n_sink']}, KV {first['kv_dtype']}, {first['threads']} threads"
     )
     table.add_column("context", justify="right", no_wrap=True)
     table.add_column("arm", no_wrap=True)
